@@ -1,0 +1,381 @@
+"""Shape, dtype and support rules: the only source of user errors.
+
+Checks read `.shape` and `.dtype` only, so they take arrays, tracers, NumPy
+arrays and `jax.ShapeDtypeStruct`s alike. Values of group_sizes and
+group_offset are traced and cannot be checked; `canonical_sizes` and
+`canonical_offset` make any value safe instead.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from gmm import config as config_lib
+
+Problem = config_lib.Problem
+
+# What jax.config.jax_default_matmul_precision means for float32 operands, for
+# those of its values that lax.Precision does not know.
+_AMBIENT_ALGORITHMS = {
+  "BF16_BF16_F32_X3": lax.Precision.HIGH,
+  "BF16_BF16_F32_X6": lax.Precision.HIGHEST,
+  "BF16_BF16_F32_X9": lax.Precision.HIGHEST,
+  "TF32_TF32_F32": lax.Precision.HIGH,
+  "TF32_TF32_F32_X3": lax.Precision.HIGHEST,
+  "F32_F32_F32": lax.Precision.HIGHEST,
+  "F64_F64_F64": lax.Precision.HIGHEST,
+}
+
+
+# ---- problems
+
+
+def gmm_problem(
+  lhs: Any,
+  rhs: Any,
+  group_sizes: Any,
+  *,
+  group_offset: Any = None,
+  transpose_rhs: bool = False,
+  preferred_element_type: Any = None,
+  existing_out: Any = None,
+  rhs_scale: Any = None,
+  rhs_bias: Any = None,
+  precision: Any = None,
+) -> Problem:
+  """Checks the operands of gmm and describes the product.
+
+  Args:
+    lhs: [m, k].
+    rhs: [g, k, n], or [g, n, k] if `transpose_rhs`.
+    group_sizes: integers [g_total], g_total >= g.
+    group_offset: None, an int, or an integer scalar or [1].
+    transpose_rhs: a bool.
+    preferred_element_type: the result's dtype, or None.
+    existing_out: None, or [m, n] in the result's dtype.
+    rhs_scale: must be None.
+    rhs_bias: must be None.
+    precision: None, a `lax.Precision`, its string, or a pair of equal ones.
+
+  Returns:
+    The Problem.
+
+  Raises:
+    ValueError: shapes disagree, or a precision that has no meaning.
+    TypeError: a dtype that no backend takes.
+    NotImplementedError: a valid request that is not supported yet.
+  """
+  _check_bool("transpose_rhs", transpose_rhs)
+  for name, value in (("rhs_scale", rhs_scale), ("rhs_bias", rhs_bias)):
+    if value is not None:
+      raise NotImplementedError(
+        f"`{name}` is not supported yet; pass {name}=None and apply it to the "
+        "weights or to the result")
+  names = "[g, n, k]" if transpose_rhs else "[g, k, n]"
+  m, k = _shape("lhs", lhs, "[m, k]")
+  g, *weight = _shape("rhs", rhs, names)
+  rhs_k, n = weight[::-1] if transpose_rhs else weight
+  lhs_dtype = _operand_dtype("lhs", lhs)
+  rhs_dtype = _operand_dtype("rhs", rhs)
+  if rhs_k != k:
+    message = (f"`rhs` is {names} = {list(rhs.shape)} but `lhs` is [m, k] = "
+               f"[{m}, {k}], so k = {k}")
+    if n == k:
+      flipped = not transpose_rhs
+      other = "[g, n, k]" if flipped else "[g, k, n]"
+      message += f"; pass transpose_rhs={flipped} if `rhs` is {other}"
+    else:
+      message += f"; want k = {k} in `rhs` too"
+    raise ValueError(message)
+  g_total = _check_groups(group_sizes, group_offset, g,
+                          f"`rhs` {names} = {list(rhs.shape)}")
+  formats = _formats(lhs_dtype, rhs_dtype, preferred_element_type, precision)
+  if existing_out is not None:
+    _check_existing(existing_out, (m, n), formats["out_dtype"])
+  return Problem(
+    kind="gmm", m=m, k=k, n=n, g=g, g_total=g_total,
+    lhs_dtype=lhs_dtype, rhs_dtype=rhs_dtype,
+    transpose_rhs=bool(transpose_rhs),
+    has_existing=existing_out is not None,
+    **formats,
+  )
+
+
+def tgmm_problem(
+  lhs: Any,
+  dout: Any,
+  group_sizes: Any,
+  *,
+  num_groups: int,
+  group_offset: Any = None,
+  preferred_element_type: Any = None,
+  precision: Any = None,
+  transpose_out: bool = False,
+) -> Problem:
+  """Checks the operands of tgmm and describes the product.
+
+  Args:
+    lhs: [m, k].
+    dout: [m, n].
+    group_sizes: integers [g_total], g_total >= num_groups.
+    num_groups: local groups, the result's first dimension.
+    group_offset: None, an int, or an integer scalar or [1].
+    preferred_element_type: the result's dtype, or None.
+    precision: None, a `lax.Precision`, its string, or a pair of equal ones.
+    transpose_out: whether the result is [g, n, k] rather than [g, k, n].
+
+  Returns:
+    The Problem.
+
+  Raises:
+    ValueError: shapes disagree, or a precision that has no meaning.
+    TypeError: a dtype that no backend takes.
+    NotImplementedError: a valid request that is not supported yet.
+  """
+  _check_bool("transpose_out", transpose_out)
+  m, k = _shape("lhs", lhs, "[m, k]")
+  dout_m, n = _shape("dout", dout, "[m, n]")
+  lhs_dtype = _operand_dtype("lhs", lhs)
+  dout_dtype = _operand_dtype("dout", dout)
+  if dout_m != m:
+    raise ValueError(f"`dout` is [m, n] = [{dout_m}, {n}] but `lhs` is [m, k] "
+                     f"= [{m}, {k}]; want m = {m} rows in both")
+  g = _index("num_groups", num_groups)
+  if g < 0:
+    raise ValueError(f"`num_groups` is {g}; want at least 0")
+  g_total = _check_groups(group_sizes, group_offset, g, f"`num_groups` = {g}")
+  return Problem(
+    kind="tgmm", m=m, k=k, n=n, g=g, g_total=g_total,
+    lhs_dtype=lhs_dtype, rhs_dtype=dout_dtype,
+    transpose_out=bool(transpose_out),
+    **_formats(lhs_dtype, dout_dtype, preferred_element_type, precision),
+  )
+
+
+def check_pallas_dtypes(problem: Problem) -> None:
+  """Raises NotImplementedError for formats that the kernels cannot take."""
+  second = "rhs" if problem.kind == "gmm" else "dout"
+  for name, dtype in (
+    ("lhs", problem.lhs_dtype),
+    (second, problem.rhs_dtype),
+    ("preferred_element_type", problem.out_dtype),
+  ):
+    row = config_lib.DTYPES.get(dtype)
+    if row is not None and row.refused_by_pallas is not None:
+      raise NotImplementedError(
+        f"`{name}` is {dtype} on the Pallas backend: {row.refused_by_pallas}")
+
+
+# ---- run-time values
+
+
+def canonical_sizes(group_sizes: Any, m: int) -> jax.Array:
+  """Group sizes as int32 [g_total]: negatives are 0, none is above m.
+
+  Their sum may still be above m (the groups are then clipped at row m), but it
+  never overflows int32.
+  """
+  info = np.iinfo(group_sizes.dtype)
+  # Clip in the caller's own dtype: a cast first would wrap large values. NumPy
+  # arrays are clipped by NumPy, since jax would cut int64 down to int32.
+  xp = np if isinstance(group_sizes, np.ndarray) else jnp
+  sizes = group_sizes
+  if info.min < 0:
+    sizes = xp.maximum(sizes, xp.zeros_like(sizes))
+  if info.max > m:
+    sizes = xp.minimum(sizes, xp.full_like(sizes, m))
+  sizes = jnp.asarray(sizes.astype(np.int32))
+  if sizes.shape[0] * m <= np.iinfo(np.int32).max:
+    return sizes
+  ends = lax.associative_scan(
+    lambda a, b: jnp.minimum(a + b, jnp.uint32(m)), sizes.astype(jnp.uint32)
+  ).astype(jnp.int32)
+  return jnp.diff(ends, prepend=jnp.zeros_like(ends[:1]))
+
+
+def canonical_offset(group_offset: Any, g_total: int) -> jax.Array:
+  """The group offset as int32 [1]; outside [0, g_total) it becomes g_total."""
+  if group_offset is None:
+    return jnp.zeros((1,), jnp.int32)
+  if isinstance(group_offset, (int, np.integer, np.ndarray)):
+    offset = np.asarray(group_offset).reshape(1)
+    inside = (offset >= 0) & (offset < g_total)
+    return jnp.asarray(np.where(inside, offset, g_total).astype(np.int32))
+  offset = group_offset.reshape(1)
+  limit = min(g_total, np.iinfo(offset.dtype).max)
+  inside = (offset >= 0) & (offset < limit)
+  if limit < g_total:
+    inside |= offset == limit
+  return jnp.where(inside, offset.astype(jnp.int32), jnp.int32(g_total))
+
+
+# ---- pieces
+
+
+def canonical_precision(precision: Any) -> lax.Precision | None:
+  """Returns one `lax.Precision`, or None for None.
+
+  Raises:
+    ValueError: an unknown name, or a pair of different ones.
+    TypeError: something else.
+  """
+  if isinstance(precision, (tuple, list)):
+    if len(precision) != 2:
+      raise ValueError(f"`precision` is {precision!r}; want one value or two")
+    first, second = (canonical_precision(p) for p in precision)
+    if first != second:
+      raise ValueError(f"`precision` is {precision!r}; want the same value for "
+                       "both operands")
+    return first
+  if precision is None or isinstance(precision, lax.Precision):
+    return precision
+  if isinstance(precision, str):
+    try:
+      return lax.Precision(precision.lower())
+    except ValueError:
+      pass
+    raise ValueError(
+      f"`precision` is {precision!r}; want 'default', 'high' or 'highest'")
+  raise TypeError(f"`precision` is {precision!r}; want None, a lax.Precision or "
+                  "its name")
+
+
+def ambient_precision() -> lax.Precision:
+  """What jax.config.jax_default_matmul_precision asks of float32 operands."""
+  name = jax.config.jax_default_matmul_precision
+  if name is None:
+    return lax.Precision.DEFAULT
+  try:
+    return lax.Precision(name)
+  except ValueError:
+    return _AMBIENT_ALGORITHMS.get(name, lax.Precision.DEFAULT)
+
+
+def _formats(
+  lhs: np.dtype, rhs: np.dtype, preferred: Any, precision: Any
+) -> dict[str, Any]:
+  """The fields of a Problem that follow from dtypes and precision."""
+  acc = config_lib.acc_dtype(lhs, rhs)
+  compute = config_lib.compute_dtype(lhs, rhs)
+  out = config_lib.default_result_dtype(lhs, rhs)
+  if preferred is not None:
+    out = _preferred_dtype(preferred, acc)
+  wanted = canonical_precision(precision)
+  if compute == jnp.float32:
+    wanted = ambient_precision() if wanted is None else wanted
+  elif wanted not in (None, lax.Precision.DEFAULT):
+    raise ValueError(
+      f"`precision` is {wanted.name} but the operands are {lhs} and {rhs}: it "
+      "has a meaning for float32 only; pass None, or float32 operands")
+  else:
+    # Said rather than left to the ambient default, which is for float32.
+    wanted = lax.Precision.DEFAULT
+  return {
+    "acc_dtype": acc,
+    "compute_dtype": compute,
+    "out_dtype": out,
+    "precision": wanted,
+  }
+
+
+def _shape(name: str, x: Any, names: str) -> tuple[int, ...]:
+  if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+    raise TypeError(f"`{name}` is a {type(x).__name__}; want an array {names}")
+  if len(x.shape) != names.count(",") + 1:
+    raise ValueError(f"`{name}` has shape {list(x.shape)}; want {names}")
+  return tuple(x.shape)
+
+
+def _dtype_names(names: Any) -> str:
+  return ", ".join(names)
+
+
+def _operand_dtype(name: str, x: Any) -> np.dtype:
+  row = config_lib.DTYPES.get(np.dtype(x.dtype) if _is_numpy(x.dtype) else None)
+  if row is None:
+    known = _dtype_names(r.name for r in config_lib.DTYPES.values())
+    raise TypeError(f"`{name}` is {x.dtype}; want one of {known}")
+  if row.refused_by_xla is not None and row.refused_by_pallas is not None:
+    raise NotImplementedError(f"`{name}` is {row.name}: {row.refused_by_xla}")
+  return jnp.dtype(row.name)
+
+
+def _is_numpy(dtype: Any) -> bool:
+  """False for jax's extended dtypes, such as those of PRNG keys."""
+  return isinstance(dtype, (np.dtype, type))
+
+
+def _preferred_dtype(preferred: Any, acc: np.dtype) -> np.dtype:
+  known = config_lib.result_dtypes(acc)
+  try:
+    dtype = jnp.dtype(preferred)
+  except TypeError:
+    dtype = None
+  if dtype is None or dtype.name not in known:
+    got = preferred if dtype is None else dtype
+    raise TypeError(f"`preferred_element_type` is {got} for a sum in {acc}; "
+                    f"want one of {_dtype_names(known)}")
+  return dtype
+
+
+def _is_integer(dtype: Any) -> bool:
+  return _is_numpy(dtype) and np.dtype(dtype).kind in "iu"
+
+
+def _check_groups(sizes: Any, offset: Any, g: int, has_g: str) -> int:
+  (g_total,) = _shape("group_sizes", sizes, "[g_total]")
+  if not _is_integer(sizes.dtype):
+    raise TypeError(f"`group_sizes` is {sizes.dtype}; want integers")
+  if g_total < g:
+    raise ValueError(f"`group_sizes` is [g_total] = [{g_total}] but {has_g} has "
+                     f"g = {g} groups; want g_total >= g")
+  _check_offset(offset)
+  return g_total
+
+
+def _check_offset(offset: Any) -> None:
+  wanted = "want None, an int, or an integer scalar or [1]"
+  if offset is None:
+    return
+  if isinstance(offset, (bool, float, complex)):
+    raise TypeError(f"`group_offset` is {offset!r}; {wanted}")
+  if isinstance(offset, int):
+    return
+  if not hasattr(offset, "shape") or not hasattr(offset, "dtype"):
+    raise TypeError(f"`group_offset` is a {type(offset).__name__}; {wanted}")
+  if not _is_integer(offset.dtype):
+    raise TypeError(f"`group_offset` is {offset.dtype}; {wanted}")
+  if tuple(offset.shape) not in ((), (1,)):
+    raise ValueError(f"`group_offset` has shape {list(offset.shape)}; {wanted}")
+
+
+def _check_existing(
+  existing: Any, shape: tuple[int, int], dtype: np.dtype
+) -> None:
+  m, n = _shape("existing_out", existing, "[m, n]")
+  if (m, n) != shape:
+    raise ValueError(f"`existing_out` is [m, n] = [{m}, {n}] but the result is "
+                     f"[{shape[0]}, {shape[1]}]")
+  if existing.dtype != dtype:
+    raise TypeError(f"`existing_out` is {existing.dtype} but the result is "
+                    f"{dtype}; cast it, or set preferred_element_type")
+
+
+def _check_bool(name: str, value: Any) -> None:
+  if not isinstance(value, (bool, np.bool_)):
+    raise TypeError(f"`{name}` is {value!r}; want True or False")
+
+
+def _index(name: str, value: Any) -> int:
+  try:
+    if isinstance(value, (bool, np.bool_)):
+      raise TypeError
+    return operator.index(value)
+  except TypeError:
+    raise TypeError(f"`{name}` is {value!r}; want an int") from None
