@@ -1,0 +1,1 @@
+"""NumPy reference: what every backend is compared with."""
