@@ -15,10 +15,10 @@ nearest:
 2. Operands rounded before the multiplication (float32 that the MXU takes as
    bfloat16 at default precision) move a product by 2u + u^2 in relative terms;
    `operand_eps` is the sum of the eps of the two, 0 where widening is exact.
-   Widening is: int8 and both float8 formats fit bfloat16, bfloat16 fits float32.
-3. One rounding of what was computed, at most u_out * (|expected| + the error so
-   far), and half the distance of subnormals, `out_floor`, near zero (all of the
-   smallest normal number where subnormals are flushed).
+   Widening is: bfloat16 holds int8 and both float8, float32 holds bfloat16.
+3. One rounding of what was computed, at most u_out * (|expected| + the error
+   so far), and half the distance of subnormals, `out_floor`, near zero (all of
+   the smallest normal number where subnormals are flushed).
 
 The formula takes eps where u would do. The factor of two pays for the second
 order terms, for step 3's rounding of the error itself (u_out <= 1/8 even for

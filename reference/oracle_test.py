@@ -1,4 +1,4 @@
-"""The oracle against literal loops, numeric gradients and jax.lax.ragged_dot."""
+"""The oracle against loops, numeric gradients and jax.lax.ragged_dot."""
 
 import jax
 import jax.numpy as jnp

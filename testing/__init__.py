@@ -1,0 +1,1 @@
+"""The case matrix and what runs it."""

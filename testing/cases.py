@@ -1,0 +1,122 @@
+"""The case table: every test of a product runs over rows of `CASES`.
+
+To add an edge case, add a row to `testing/field_cases.py`. To add a dtype, add
+a `Dtypes` to `MAIN_DTYPES` of `testing/case.py`; it then meets every group
+pattern, shape, tiling and offset.
+
+Most rows come from a covering design, so that every two choices meet in some
+case without the product of all. Interpreting a kernel compiles slowly and runs
+fast, so cases come in sets that share a program: `Case.program` is all that a
+compilation depends on, and group sizes, offsets and poison are not in it.
+
+Nothing here imports jax.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from testing import covering, field_cases, patterns
+from testing.case import MAIN_DTYPES, MORE_DTYPES, Case, Tiling
+
+# ---- the covering design
+
+SHAPES: Mapping[str, tuple[int, int, int]] = {
+  "64x128x256": (64, 128, 256),  # aligned
+  "77x200x72": (77, 200, 72),  # nothing is a multiple of 8 but k
+  "130x300x260": (130, 300, 260),  # tails after several tiles
+  "37x130x9": (37, 130, 9),  # narrower than a lane row
+}
+
+# In the weight's terms; clipped to the shape where that is smaller.
+TILINGS: Mapping[str, Tiling | None] = {
+  "auto": None,
+  "t32": (32, 128, 128),  # several tiles along m, k and n
+  "t64": (64, 128, 256),  # several tiles along k
+  "t128": (128, 256, 128),  # several tiles along n
+}
+
+# Programs: every pair of these meets.
+PROGRAM_FACTORS: covering.Factors = {
+  "dtypes": tuple(MAIN_DTYPES),
+  "shape": tuple(SHAPES),
+  "tiling": tuple(TILINGS),
+  "layout": ("N", "T"),
+  "offset": ("none", "traced", "traced_1"),
+  "existing": ("new", "add"),
+}
+
+_POISONS = ("nan", "inf", "huge")
+_CASES_PER_PROGRAM = 6
+_ALL_GROUPS = 5  # g where there is no offset
+_SHARD = (3, 8)  # g and g_total where there is one
+
+
+def run_factors(program: Mapping[str, str]) -> covering.Factors:
+  """What cases of one program differ by."""
+  offset = program["offset"] != "none"
+  return {
+    "pattern": tuple(patterns.PATTERNS),
+    "position": tuple(patterns.POSITIONS) if offset else ("none",),
+    "poison": _POISONS,
+  }
+
+
+def designed_rows() -> list[covering.Row]:
+  """The rows of the covering design, as levels of its factors."""
+  return covering.extend(
+    covering.pairwise(PROGRAM_FACTORS), run_factors, per_row=_CASES_PER_PROGRAM
+  )
+
+
+def _case_of(row: covering.Row) -> Case:
+  m, k, n = SHAPES[row["shape"]]
+  has_offset = row["offset"] != "none"
+  g, g_total = _SHARD if has_offset else (_ALL_GROUPS, _ALL_GROUPS)
+  place = row["position"]
+  return Case(
+    name="-".join(v for v in row.values() if v not in ("none", "new")),
+    m=m,
+    k=k,
+    n=n,
+    group_sizes=patterns.PATTERNS[row["pattern"]](m, g_total),
+    num_groups=g,
+    group_offset=patterns.POSITIONS[place](g, g_total) if has_offset else None,
+    offset_form=row["offset"] if has_offset else "traced",
+    dtypes=row["dtypes"],
+    transpose_rhs=row["layout"] == "T",
+    existing_out=row["existing"] == "add",
+    tiling=TILINGS[row["tiling"]],
+    poison=row["poison"],
+  )
+
+
+def _rows_of_more_dtypes() -> Iterable[Case]:
+  """The other formats, in one awkward shape, a shard in the middle."""
+  shared: dict[str, Any] = {
+    "m": 45,
+    "k": 136,
+    "n": 72,
+    "num_groups": 2,
+    "group_offset": 1,
+  }
+  for i, name in enumerate(MORE_DTYPES):
+    for pattern in ("ragged", "empty_runs", "short"):
+      yield Case(
+        name=f"{name}-{'NT'[i % 2]}-{pattern}",
+        dtypes=name,
+        transpose_rhs=bool(i % 2),
+        existing_out=i % 3 == 0,
+        group_sizes=patterns.PATTERNS[pattern](45, 4),
+        **shared,
+      )
+
+
+def _all_cases() -> tuple[Case, ...]:
+  return (
+    *(_case_of(row) for row in designed_rows()),
+    *_rows_of_more_dtypes(),
+    *field_cases.rows(),
+  )
+
+
+CASES: tuple[Case, ...] = _all_cases()
