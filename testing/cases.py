@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from testing import covering, field_cases, patterns
-from testing.case import MAIN_DTYPES, MORE_DTYPES, Case, Tiling
+from testing.case import DTYPES, MAIN_DTYPES, MORE_DTYPES, Case, Tiling
 
 # ---- the covering design
 
@@ -120,3 +120,25 @@ def _all_cases() -> tuple[Case, ...]:
 
 
 CASES: tuple[Case, ...] = _all_cases()
+
+
+def _interpreted_vjp_cases() -> tuple[Case, ...]:
+  """A few cases of one program for each dtype, and those about gradients.
+
+  Layouts alternate, and programs with an offset come first.
+  """
+  chosen: list[Case] = []
+  for i, dtypes in enumerate(DTYPES):
+    own = [c for c in CASES if c.dtypes == dtypes]
+    own.sort(
+      key=lambda c: (c.transpose_rhs != bool(i % 2), c.group_offset is None)
+    )
+    chosen += [c for c in own if c.program == own[0].program][:3]
+  about_gradients = ("C03-", "C06-", "C20-", "no")
+  chosen += [c for c in CASES if c.name.startswith(about_gradients)]
+  return tuple(dict.fromkeys(chosen))
+
+
+# What `ops.gmm` runs with interpreted kernels: each of its programs takes as
+# long to compile as three in `forward_test`, which runs every case.
+INTERPRETED_VJP_CASES: tuple[Case, ...] = _interpreted_vjp_cases()

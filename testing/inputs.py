@@ -1,0 +1,146 @@
+"""Arrays for a case, with poison wherever nothing may be read."""
+
+import dataclasses
+import zlib
+
+import jax.numpy as jnp
+import numpy as np
+
+from gmm import config as config_lib
+from reference import oracle
+from testing.case import Case
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+  """The operands of a case, NumPy arrays all.
+
+  Attributes:
+    lhs: [m, k].
+    rhs: [g, k, n] or [g, n, k].
+    dout: [m, n], the cotangent of the result.
+    group_sizes: int32 [g_total].
+    group_offset: an int or an array, None where the case has none.
+    existing_out: [m, n], None where the case has none.
+  """
+
+  lhs: np.ndarray
+  rhs: np.ndarray
+  dout: np.ndarray
+  group_sizes: np.ndarray
+  group_offset: np.ndarray | int | None
+  existing_out: np.ndarray | None
+
+
+def out_dtype(case: Case) -> np.dtype:
+  """The result's dtype."""
+  formats = case.formats
+  if formats.out is not None:
+    return jnp.dtype(formats.out)
+  return config_lib.default_result_dtype(
+    jnp.dtype(formats.lhs), jnp.dtype(formats.rhs)
+  )
+
+
+def dout_dtype(case: Case) -> np.dtype:
+  """The cotangent's dtype: the result's, or for integers that of lhs.
+
+  Integers have no gradients, but the products that would compute them exist,
+  and take operands as narrow as the forward product does.
+  """
+  if jnp.dtype(case.formats.lhs).kind == "i":
+    return jnp.dtype(case.formats.lhs)
+  return out_dtype(case)
+
+
+def gradient_dtype(case: Case, operand: str) -> np.dtype:
+  """The dtype of the gradient of "lhs" or "rhs".
+
+  For integers, which have none, that of the product that would compute it.
+  """
+  dtype = jnp.dtype(getattr(case.formats, operand))
+  if not is_integer(dtype):
+    return dtype
+  integers = is_integer(dout_dtype(case))
+  return jnp.dtype(jnp.int32 if integers else jnp.float32)
+
+
+def is_integer(dtype: np.dtype) -> bool:
+  """Whether it is one of the integer formats, int4 included."""
+  return jnp.issubdtype(dtype, jnp.integer)
+
+
+def make(case: Case) -> Inputs:
+  """The operands of `case`: the same ones in every process.
+
+  Each operand has its own random stream. Poisoned are the rows of lhs and dout
+  that belong to no local group, and the weights of local groups without rows.
+  """
+  seeds = np.random.SeedSequence(zlib.crc32(case.name.encode())).spawn(4)
+  lhs, rhs, dout, existing = (np.random.default_rng(seed) for seed in seeds)
+  weight = (case.n, case.k) if case.transpose_rhs else (case.k, case.n)
+  arrays = {
+    "lhs": _draw(lhs, (case.m, case.k), jnp.dtype(case.formats.lhs)),
+    "rhs": _draw(rhs, (case.g, *weight), jnp.dtype(case.formats.rhs)),
+    "dout": _draw(dout, (case.m, case.n), dout_dtype(case)),
+  }
+  rows, groups = local_rows_and_groups(case)
+  for name, outside in (("lhs", ~rows), ("dout", ~rows), ("rhs", ~groups)):
+    arrays[name][outside] = _poison(case.poison, arrays[name].dtype)
+  return Inputs(
+    **arrays,
+    group_sizes=np.array(case.group_sizes, np.int32),
+    group_offset=_offset(case),
+    existing_out=_draw(existing, (case.m, case.n), out_dtype(case), scale=8)
+    if case.existing_out
+    else None,
+  )
+
+
+def local_rows_and_groups(case: Case) -> tuple[np.ndarray, np.ndarray]:
+  """Which rows belong to a local group, and which local groups have rows."""
+  rows = np.zeros(case.m, bool)
+  groups = np.zeros(case.g, bool)
+  for group, start, end in oracle.local_rows(
+    case.group_sizes,
+    num_groups=case.g,
+    m=case.m,
+    group_offset=case.group_offset,
+  ):
+    rows[start:end] = True
+    groups[group] = True
+  return rows, groups
+
+
+def _draw(
+  rng: np.random.Generator,
+  shape: tuple[int, ...],
+  dtype: np.dtype,
+  *,
+  scale: int = 1,
+) -> np.ndarray:
+  if is_integer(dtype):
+    # Negated, every value is one too, so that |x| fits.
+    top = min(127 * scale, jnp.iinfo(dtype).max)
+    return rng.integers(-top, top, size=shape, endpoint=True).astype(dtype)
+  return (scale * rng.standard_normal(shape)).astype(dtype)
+
+
+def _poison(kind: str, dtype: np.dtype) -> float | int:
+  """The nearest thing to `kind` that the format has."""
+  if is_integer(dtype):
+    return jnp.iinfo(dtype).min if kind == "inf" else jnp.iinfo(dtype).max
+  info = jnp.finfo(dtype)
+  if kind == "huge":
+    return min(3e38, float(info.max))
+  # float8_e4m3fn has no infinity.
+  if kind == "inf" and np.isinf(np.array(np.inf).astype(dtype)):
+    return np.inf
+  return np.nan
+
+
+def _offset(case: Case) -> np.ndarray | int | None:
+  if case.group_offset is None or case.offset_form == "int":
+    return case.group_offset
+  shape = (1,) if case.offset_form == "traced_1" else ()
+  return np.full(shape, case.group_offset, np.int32)

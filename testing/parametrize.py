@@ -1,0 +1,26 @@
+"""Hands cases to pytest."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from testing.case import Case
+
+
+def params(cases: Iterable[Case]) -> list:
+  """A pytest parameter for each case, named by it.
+
+  Cases that share a program carry the same xdist group, so that one process
+  compiles it and no other does.
+  """
+  return [
+    pytest.param(
+      case, id=case.name, marks=pytest.mark.xdist_group(case.program_name)
+    )
+    for case in cases
+  ]
+
+
+def over(cases: Iterable[Case]) -> pytest.MarkDecorator:
+  """Runs a test that takes `case` for each of `cases`."""
+  return pytest.mark.parametrize("case", params(cases))
