@@ -1,0 +1,263 @@
+"""Which rows each step of a kernel works on: written once for gmm and tgmm.
+
+Rows are visited group by group, in windows that start on a whole sublane block.
+With 8-row blocks, 12-row tiles and groups of 5, 14 and 3 rows:
+
+    rows    0       8       16      24
+            |a a a a a b b b|b b b b b b b b|b b b c c c . .|
+    visits  |--- a ---------|               |               |
+            |--- b -------------------------|-- b ----------|
+            |               |               |--- c ---------|
+
+Blocks 0 and 2 belong to two visits each; the kernels carry their rows from one
+visit to the next. Each local group with rows is visited
+cdiv(its rows in whole blocks, window) times and the others not at all, so that
+
+    num_visits <= (m + 2 * block * groups with rows) / window + groups with rows
+
+Everything here runs on the scalar core, from the sizes as they are at run time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+
+def cdiv(a: int, b: int) -> int:
+  return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+  return cdiv(a, b) * b
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+  """One dimension cut into tiles; the last may be smaller, never padded.
+
+  Attributes:
+    size: elements of the dimension.
+    tile: elements of a tile.
+  """
+
+  size: int
+  tile: int
+
+  @property
+  def count(self) -> int:
+    return cdiv(self.size, self.tile)
+
+  @property
+  def last(self) -> int:
+    """Elements of the last tile."""
+    return self.size - (self.count - 1) * self.tile
+
+  def start(self, index: jax.Array | int) -> Any:
+    """Where tile `index` starts."""
+    if self.count == 1:
+      return 0
+    return pl.multiple_of(index * self.tile, self.tile)
+
+  def with_tile(
+    self, index: jax.Array | int, fn: Callable[[pl.Slice, pl.Slice], None]
+  ) -> None:
+    """Calls fn(slice of the dimension, slice of the buffer) for one tile.
+
+    Sizes of slices are static, so a last tile of another size is a branch.
+    """
+    if self.last == self.tile:
+      fn(pl.ds(self.start(index), self.tile), pl.ds(0, self.tile))
+      return
+    final = self.count - 1
+
+    @pl.when(index != final)
+    def _() -> None:
+      fn(pl.ds(self.start(index), self.tile), pl.ds(0, self.tile))
+
+    @pl.when(index == final)
+    def _() -> None:
+      fn(pl.ds(final * self.tile, self.last), pl.ds(0, self.last))
+
+
+class GroupTable(NamedTuple):
+  """Local groups that have rows, in SMEM; written by `fill_group_table`.
+
+  Attributes:
+    ids: [g + 1] local index of the group.
+    starts: [g + 1] its first row.
+    ends: [g + 1] the row after its last.
+  """
+
+  ids: Any
+  starts: Any
+  ends: Any
+
+  @staticmethod
+  def scratch(g: int) -> list[Any]:
+    # One entry more than groups, so that the write below needs no branch.
+    return [pltpu.SMEM((g + 1,), jnp.int32) for _ in range(3)]
+
+
+class Totals(NamedTuple):
+  """Attributes: groups and visits, and the rows [first, end) they cover."""
+
+  groups: jax.Array
+  visits: jax.Array
+  first_row: jax.Array
+  end_row: jax.Array
+
+
+class Window(NamedTuple):
+  """The rows of one visit.
+
+  Attributes:
+    start: first row, a multiple of the block.
+    rows: number of rows, a multiple of the block.
+    lo: first row that belongs to the group; may lie before `start`.
+    hi: row after the last one of the group; may lie after the window.
+  """
+
+  start: jax.Array
+  rows: jax.Array
+  lo: jax.Array
+  hi: jax.Array
+
+
+class Cursor(NamedTuple):
+  """A step of a kernel: inner fastest, then tile, group, outer.
+
+  Attributes:
+    outer: index of the output tile (columns of gmm, tiles of tgmm).
+    group: index into the GroupTable.
+    tile: window within the group.
+    inner: k tile within the visit (always 0 in tgmm).
+  """
+
+  outer: jax.Array
+  group: jax.Array
+  tile: jax.Array
+  inner: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class RowGrid:
+  """How rows are cut into windows.
+
+  Attributes:
+    m: rows of the operand, a multiple of `block`.
+    block: rows that move together: one packed sublane tile.
+    window: most rows of a visit, a multiple of `block`.
+    g: local groups.
+    g_total: entries of group_sizes.
+  """
+
+  m: int
+  block: int
+  window: int
+  g: int
+  g_total: int
+
+  def floor(self, row: jax.Array) -> jax.Array:
+    return pl.multiple_of(lax.bitwise_and(row, np.int32(-self.block)), self.block)
+
+  def ceil(self, row: jax.Array) -> jax.Array:
+    return self.floor(row + (self.block - 1))
+
+  def windows(self, start: jax.Array, end: jax.Array) -> jax.Array:
+    """Number of windows of a group with rows [start, end)."""
+    span = self.ceil(end) - self.floor(start)
+    return lax.div(span + (self.window - 1), np.int32(self.window))
+
+  def fill_group_table(
+    self, sizes_ref: Any, offset_ref: Any, table: GroupTable
+  ) -> Totals:
+    """Writes the local groups that have rows, in order.
+
+    1. Rows before group i are the sum of the sizes before it, clipped at m.
+    2. A group is local when offset <= i < offset + g.
+    3. Every group is written to the next free entry, but only a local one with
+       rows moves that entry on.
+
+    Args:
+      sizes_ref: int32 [g_total], each in [0, m].
+      offset_ref: int32 [1], in [0, g_total].
+      table: where to write.
+
+    Returns:
+      What the groups add up to. With no rows, first_row == end_row == 0.
+    """
+    offset = offset_ref[0]
+    end_group = jnp.minimum(offset + self.g, self.g_total)
+
+    def before(i: jax.Array, row: jax.Array) -> jax.Array:
+      return row + jnp.minimum(sizes_ref[i], self.m - row)
+
+    def add(i: jax.Array, carry: tuple[jax.Array, ...]):
+      row, groups, visits = carry
+      end = row + jnp.minimum(sizes_ref[i], self.m - row)
+      table.ids[groups] = i - offset
+      table.starts[groups] = row
+      table.ends[groups] = end
+      has_rows = end > row
+      visits += jnp.where(has_rows, self.windows(row, end), 0)
+      return end, groups + has_rows.astype(jnp.int32), visits
+
+    first = lax.fori_loop(0, offset, before, np.int32(0))
+    end, groups, visits = lax.fori_loop(
+      offset, end_group, add, (first, np.int32(0), np.int32(0))
+    )
+    some = groups > 0
+    return Totals(
+      groups, visits, jnp.where(some, first, 0), jnp.where(some, end, 0)
+    )
+
+  def window_of(self, table: GroupTable, cursor: Cursor) -> Window:
+    lo, hi = table.starts[cursor.group], table.ends[cursor.group]
+    start = self.floor(lo) + cursor.tile * self.window
+    start = pl.multiple_of(start, self.block)
+    rows = jnp.minimum(self.ceil(hi) - start, self.window)
+    return Window(start, pl.multiple_of(rows, self.block), lo, hi)
+
+  def is_last_tile(self, table: GroupTable, cursor: Cursor) -> jax.Array:
+    windows = self.windows(table.starts[cursor.group], table.ends[cursor.group])
+    return cursor.tile == windows - 1
+
+  def advance(
+    self, table: GroupTable, groups: jax.Array, inner: int, cursor: Cursor
+  ) -> Cursor:
+    """Returns the next step; after the last one, one that is never used."""
+    end_inner = cursor.inner == inner - 1
+    end_tile = jnp.logical_and(end_inner, self.is_last_tile(table, cursor))
+    end_group = jnp.logical_and(end_tile, cursor.group == groups - 1)
+    step = lambda flag: flag.astype(jnp.int32)
+    return Cursor(
+      outer=cursor.outer + step(end_group),
+      group=jnp.where(end_group, 0, cursor.group + step(end_tile)),
+      tile=jnp.where(end_tile, 0, cursor.tile + step(end_inner)),
+      inner=jnp.where(end_inner, 0, cursor.inner + 1),
+    )
+
+
+def core_share(count: int, num_cores: int) -> tuple[Any, Any]:
+  """Returns the range [start, end) of `count` output tiles of this core."""
+  if num_cores == 1:
+    return np.int32(0), np.int32(count)
+  core = pl.program_id(0)
+  return (
+    lax.div(core * count, np.int32(num_cores)),
+    lax.div((core + 1) * count, np.int32(num_cores)),
+  )
+
+
+def block_rows(block: int, first_row: jax.Array) -> jax.Array:
+  """Row numbers of a block, int32 [block, 1]."""
+  return first_row + lax.broadcasted_iota(jnp.int32, (block, 1), 0)

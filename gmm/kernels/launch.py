@@ -1,0 +1,161 @@
+"""What surrounds both kernels' bodies: the pallas call, its name, its types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from gmm.kernels.tiling import Plan
+
+# Products of 8-bit integers that float32 adds up exactly: 2**24 / 2**14.
+EXACT_INT8_TERMS = 1024
+
+
+def kernel_name(plan: Plan) -> str:
+  """The problem and its tiles, as profiles show them."""
+  problem = plan.problem
+  if problem.kind == "gmm":
+    mode = "gmm_v2-nt" if problem.transpose_rhs else "gmm_v2-nn"
+  else:
+    mode = "tgmm_v2-tn"
+  return (
+    f"{mode}-g_{problem.g}-m_{problem.m}-k_{problem.k}-n_{problem.n}"
+    f"-tm_{plan.tile_m}-tk_{plan.tile_k}-tn_{plan.tile_n}"
+  )
+
+
+def same_varying_axes(operands: Sequence[jax.Array]) -> list[jax.Array]:
+  """Casts operands to vary over every manual mesh axis that one varies over."""
+  axes = frozenset().union(
+    *(jax.typeof(x).manual_axis_type.varying for x in operands)
+  )
+  cast = []
+  for x in operands:
+    missing = tuple(axes - jax.typeof(x).manual_axis_type.varying)
+    cast.append(lax.pcast(x, missing, to="varying") if missing else x)
+  return cast
+
+
+def interpret_params(interpret: Any) -> Any:
+  """True means TPU interpret mode: the plain one has no dynamic slices."""
+  return pltpu.InterpretParams() if interpret is True else interpret
+
+
+def call(
+  body: Callable[..., None],
+  plan: Plan,
+  operands: Sequence[jax.Array],
+  *,
+  out_shape: tuple[int, ...],
+  scratch_shapes: Sequence[Any],
+  input_output_aliases: dict[int, int],
+  interpret: Any,
+) -> jax.Array:
+  """Runs `body` once per core, with every array left in HBM.
+
+  Args:
+    body: called with the refs of sizes, offset, the other operands, the output
+      and the scratch, in this order.
+    plan: the static choices.
+    operands: group_sizes int32 [g_total], group_offset int32 [1], arrays.
+    out_shape: of the result, in `plan.problem.out_dtype`.
+    scratch_shapes: of the body.
+    input_output_aliases: as in `pallas_call`.
+    interpret: False, True or InterpretParams.
+  """
+  problem = plan.problem
+  operands = same_varying_axes(operands)
+  in_hbm = pl.BlockSpec(memory_space=pl.ANY)
+  weights = problem.g * problem.k * problem.n
+  return pl.pallas_call(
+    body,
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=2,
+      grid=(plan.chip.num_cores,),
+      in_specs=[in_hbm] * (len(operands) - 2),
+      out_specs=in_hbm,
+      scratch_shapes=scratch_shapes,
+    ),
+    out_shape=jax.ShapeDtypeStruct(
+      out_shape,
+      problem.out_dtype,
+      manual_axis_type=jax.typeof(operands[0]).manual_axis_type,
+    ),
+    input_output_aliases=input_output_aliases,
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel",),
+      vmem_limit_bytes=plan.chip.vmem_budget,
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=2 * problem.m * problem.k * problem.n,
+      bytes_accessed=problem.m * problem.k * problem.lhs_dtype.itemsize
+      + weights * problem.rhs_dtype.itemsize
+      + problem.m * problem.n * problem.out_dtype.itemsize,
+      transcendentals=0,
+    ),
+    interpret=interpret_params(interpret),
+    name=kernel_name(plan),
+    metadata={
+      "tiles.tile_m": str(plan.tile_m),
+      "tiles.tile_k": str(plan.tile_k),
+      "tiles.tile_n": str(plan.tile_n),
+      "dims.size_lhs_sublane": str(plan.block),
+    },
+  )(*operands)
+
+
+def dot(
+  plan: Plan,
+  lhs: jax.Array,
+  rhs: jax.Array,
+  contract: tuple[int, int],
+) -> jax.Array:
+  """Widens both operands and multiplies them, contracting one axis of each.
+
+  Integers that the MXU does not take are multiplied as bfloat16, which holds
+  them exactly, in pieces short enough for float32 to add up exactly.
+  """
+  problem = plan.problem
+  lhs, rhs = lhs.astype(plan.compute_dtype), rhs.astype(plan.compute_dtype)
+  dims = (((contract[0],), (contract[1],)), ((), ()))
+  is_float = jnp.issubdtype(plan.compute_dtype, jnp.floating)
+  exact_pieces = problem.acc_dtype == np.int32 and is_float
+
+  def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    return lax.dot_general(
+      x,
+      y,
+      dims,
+      precision=problem.precision
+      if plan.compute_dtype == np.float32
+      else None,
+      preferred_element_type=np.float32 if is_float else problem.acc_dtype,
+    )
+
+  if not exact_pieces:
+    return product(lhs, rhs)
+  total = None
+  size = lhs.shape[contract[0]]
+  for start in range(0, size, EXACT_INT8_TERMS):
+    end = min(start + EXACT_INT8_TERMS, size)
+    part = product(
+      lax.slice_in_dim(lhs, start, end, axis=contract[0]),
+      lax.slice_in_dim(rhs, start, end, axis=contract[1]),
+    ).astype(np.int32)
+    total = part if total is None else total + part
+  return total
+
+
+def pad_axes(x: jax.Array, pads: dict[int, int]) -> jax.Array:
+  """Pads the ends of axes with zeros; returns `x` itself for no padding."""
+  if not any(pads.values()):
+    return x
+  widths = [(0, pads.get(axis, 0)) for axis in range(x.ndim)]
+  return jnp.pad(x, widths)

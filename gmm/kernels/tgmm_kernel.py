@@ -1,0 +1,336 @@
+"""The gradient of the weights, TN: one product per group over its rows.
+
+    out[i] = lhs[rows of group i]^T @ dout[rows of group i]       [g, k, n]
+
+The transposed result [g, n, k] is the same kernel with its operands exchanged.
+One core works through its output tiles; for each it goes through the same
+windows of rows as gmm does (grid.py), adds up a group's windows in float32 and
+sends a tile away when its group ends. Groups without rows are filled with zeros
+by copies that run beside all this.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from gmm.kernels import grid, launch, zeros
+from gmm.kernels.gmm_kernel import parity
+from gmm.kernels.grid import Cursor, GroupTable, Totals, Window
+from gmm.kernels.tiling import Plan
+
+PIECE_N = 512
+LHS, DOUT, OUT = range(3)
+
+
+class Buffers(NamedTuple):
+  """Scratch of one core; a leading 2 is a double buffer.
+
+  Attributes:
+    table: the local groups.
+    lhs: VMEM [2, rows, tile_k].
+    dout: VMEM [2, rows, tile_n].
+    out: VMEM [2, tile_k, tile_n].
+    acc: VMEM [tile_k, tile_n] in float32 or int32.
+    pending: SMEM [2]: 1 + the output tile of the DMA that an out buffer waits
+      for; 0 is none.
+    zero: VMEM [zero_rows, n].
+    zero_tail: VMEM [k % zero_rows, n], or None.
+    sems: DMA semaphores [3, 2]: lhs, dout, out.
+    zero_sem: DMA semaphore [1].
+  """
+
+  table: GroupTable
+  lhs: Any
+  dout: Any
+  out: Any
+  acc: Any
+  pending: Any
+  zero: Any
+  zero_tail: Any
+  sems: Any
+  zero_sem: Any
+
+
+def scratch(plan: Plan) -> Buffers:
+  problem = plan.problem
+  rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
+  tail = problem.k % plan.zero_rows
+  out = problem.out_dtype
+  return Buffers(
+    table=GroupTable(*GroupTable.scratch(problem.g)),
+    lhs=pltpu.VMEM((2, rows, k), problem.lhs_dtype),
+    dout=pltpu.VMEM((2, rows, n), problem.rhs_dtype),
+    out=pltpu.VMEM((2, k, n), out),
+    acc=pltpu.VMEM((k, n), problem.acc_dtype),
+    pending=pltpu.SMEM((2,), jnp.int32),
+    zero=pltpu.VMEM((plan.zero_rows, problem.n), out),
+    zero_tail=pltpu.VMEM((tail, problem.n), out) if tail else None,
+    sems=pltpu.SemaphoreType.DMA((3, 2)),
+    zero_sem=pltpu.SemaphoreType.DMA((1,)),
+  )
+
+
+class Step(NamedTuple):
+  """What the step loop carries: the step, and the results finished so far."""
+
+  now: Cursor
+  done: jax.Array
+
+
+class Kernel:
+  """The body, as methods over the refs; holds no state of its own."""
+
+  def __init__(
+    self, plan: Plan, lhs: Any, dout: Any, out: Any, buffers: Buffers
+  ) -> None:
+    self.plan, self.lhs, self.dout, self.out = plan, lhs, dout, out
+    self.buf = buffers
+    problem = plan.problem
+    self.rows = grid.RowGrid(
+      problem.m, plan.block, plan.window, problem.g, problem.g_total
+    )
+
+  def run(self, sizes: Any, offset: Any) -> None:
+    plan, buf = self.plan, self.buf
+    cores = plan.chip.num_cores
+    totals = self.rows.fill_group_table(sizes, offset, buf.table)
+    fill = zeros.GroupFill(
+      buf.table,
+      totals.groups,
+      self.out,
+      buf.zero,
+      buf.zero_tail,
+      buf.zero_sem.at[0],
+    )
+    fill.start(cores)
+    first, end = grid.core_share(plan.k.count * plan.n.count, cores)
+    steps = (end - first) * totals.visits
+    for slot in range(2):
+      buf.pending[slot] = 0
+
+    @pl.when(steps > 0)
+    def _() -> None:
+      zero = np.int32(0)
+      start = Step(Cursor(first, zero, zero, zero), zero)
+      self.copies(start.now, zero, "start")
+      lax.fori_loop(
+        0, steps, functools.partial(self.step, totals, steps), start
+      )
+      for slot in range(2):
+        self.wait_out(slot)
+
+    fill.wait(cores)
+
+  def tile(self, outer: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the (k, n) tile of an output tile; k is the faster one."""
+    count = np.int32(self.plan.k.count)
+    return lax.rem(outer, count), lax.div(outer, count)
+
+  # ---- data movement
+
+  def copies(self, now: Cursor, index: jax.Array, act: str) -> None:
+    """Starts, or waits for, the rows of both operands."""
+    window = self.rows.window_of(self.buf.table, now)
+    slot = parity(index)
+    k_tile, n_tile = self.tile(now.outer)
+
+    def rows_of(source: Any, target: Any, sem: int) -> Callable[..., None]:
+      def copy(columns: pl.Slice, at: pl.Slice) -> None:
+        getattr(
+          pltpu.make_async_copy(
+            source.at[pl.ds(window.start, window.rows), columns],
+            target.at[slot, pl.ds(0, window.rows), at],
+            self.buf.sems.at[sem, slot],
+          ),
+          act,
+        )()
+
+      return copy
+
+    self.plan.k.with_tile(k_tile, rows_of(self.lhs, self.buf.lhs, LHS))
+    self.plan.n.with_tile(n_tile, rows_of(self.dout, self.buf.dout, DOUT))
+
+  def out_copy(self, slot: Any, outer: Any, group: Any, act: str) -> None:
+    k_tile, n_tile = self.tile(outer)
+
+    def copy(
+      k: tuple[pl.Slice, pl.Slice], n: tuple[pl.Slice, pl.Slice]
+    ) -> None:
+      (target, source) = zip(k, n)
+      getattr(
+        pltpu.make_async_copy(
+          self.buf.out.at[(slot, *source)],
+          self.out.at[(group, *target)],
+          self.buf.sems.at[OUT, slot],
+        ),
+        act,
+      )()
+
+    self.plan.k.with_tile(
+      k_tile,
+      lambda *k: self.plan.n.with_tile(n_tile, lambda *n: copy(k, n)),
+    )
+
+  def wait_out(self, slot: Any) -> None:
+    pending = self.buf.pending[slot]
+
+    @pl.when(pending > 0)
+    def _() -> None:
+      self.out_copy(slot, pending - 1, 0, "wait")
+
+  # ---- steps
+
+  def step(
+    self, totals: Totals, steps: jax.Array, index: jax.Array, step: Step
+  ) -> Step:
+    now = step.now
+    after = self.rows.advance(self.buf.table, totals.groups, 1, now)
+
+    @pl.when(index + 1 < steps)
+    def _() -> None:
+      self.copies(after, index + 1, "start")
+
+    self.copies(now, index, "wait")
+    ends = self.rows.is_last_tile(self.buf.table, now)
+    out_slot = parity(step.done)
+
+    @pl.when(ends)
+    def _() -> None:
+      self.wait_out(out_slot)
+
+    self.compute(now, parity(index), ends, out_slot)
+
+    @pl.when(ends)
+    def _() -> None:
+      group = self.buf.table.ids[now.group]
+      self.out_copy(out_slot, now.outer, group, "start")
+      self.buf.pending[out_slot] = now.outer + 1
+
+    return Step(after, step.done + ends.astype(jnp.int32))
+
+  def compute(
+    self, now: Cursor, slot: jax.Array, ends: jax.Array, out_slot: jax.Array
+  ) -> None:
+    """Adds the window's rows; the last chunk may complete the group.
+
+    1. Rows before the group lie in the first block: zeroed where they are.
+    2. Rows after it, and those that the buffer held before, can only lie in
+       the last chunk: masked there. Both operands are, since 0 * NaN is NaN.
+    """
+    window = self.rows.window_of(self.buf.table, now)
+    self.clear_head(window, slot)
+    chunk = self.plan.chunk
+    full = lax.div(window.rows - 1, np.int32(chunk))
+    begins = now.tile == 0
+
+    if self.plan.window > chunk:
+
+      @pl.loop(0, full)
+      def _(i: jax.Array) -> None:
+        row = pl.multiple_of(i * chunk, self.plan.block)
+        begin = jnp.logical_and(begins, i == 0)
+        self.add(slot, row, begin, window, masked=False, target=None)
+
+    row = pl.multiple_of(full * chunk, self.plan.block)
+    begin = jnp.logical_and(begins, full == 0)
+    last = functools.partial(self.add, slot, row, begin, window, masked=True)
+
+    @pl.when(ends)
+    def _() -> None:
+      last(target=out_slot)
+
+    @pl.when(jnp.logical_not(ends))
+    def _() -> None:
+      last(target=None)
+
+  def clear_head(self, window: Window, slot: jax.Array) -> None:
+    rows = grid.block_rows(self.plan.block, window.start)
+    for ref in (self.buf.lhs, self.buf.dout):
+      head = ref[slot, pl.ds(0, self.plan.block), :]
+      ref[slot, pl.ds(0, self.plan.block), :] = jnp.where(
+        rows < window.lo, jnp.zeros_like(head), head
+      )
+
+  def add(
+    self,
+    slot: jax.Array,
+    row: Any,
+    begin: jax.Array,
+    window: Window,
+    *,
+    masked: bool,
+    target: jax.Array | None,
+  ) -> None:
+    """Adds one chunk's product to acc, or to acc and on to out[target]."""
+    chunk = self.plan.chunk
+    rows = grid.block_rows(chunk, window.start + row)
+    end = jnp.minimum(window.hi, window.start + window.rows)
+    keep = lambda x: jnp.where(rows < end, x, jnp.zeros_like(x))
+    lhs = self.buf.lhs[slot, pl.ds(row, chunk), :]
+    if masked:
+      lhs = keep(lhs)
+    for start in range(0, self.plan.tile_n, PIECE_N):
+      n = pl.ds(start, min(PIECE_N, self.plan.tile_n - start))
+      dout = self.buf.dout[slot, pl.ds(row, chunk), n]
+      if masked:
+        dout = keep(dout)
+      value = launch.dot(self.plan, lhs, dout, (0, 0))
+      # The first chunk must not read what scratch memory holds.
+      before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[:, n])
+      if target is None:
+        self.buf.acc[:, n] = before + value
+      else:
+        total = (before + value).astype(self.buf.out.dtype)
+        self.buf.out[target, :, n] = total
+
+
+def tgmm(
+  plan: Plan, operands: Sequence[jax.Array], interpret: Any
+) -> jax.Array:
+  """Runs the kernel.
+
+  Args:
+    plan: from `tiling.make_plan`.
+    operands: sizes int32 [g_total] within [0, m], offset int32 [1] within
+      [0, g_total], lhs [m, k], dout [m, n], as before padding.
+    interpret: False, True or InterpretParams.
+
+  Returns:
+    [g, k, n].
+  """
+  sizes, offset, lhs, dout = operands
+  pad_m, pad_k, pad_n = plan.pads
+  arrays = [
+    sizes,
+    offset,
+    launch.pad_axes(lhs, {0: pad_m, 1: pad_k}),
+    launch.pad_axes(dout, {0: pad_m, 1: pad_n}),
+  ]
+  flat, tree = jax.tree.flatten(scratch(plan))
+
+  def body(sizes_ref: Any, offset_ref: Any, lhs_ref: Any, dout_ref: Any, out_ref: Any, *refs: Any) -> None:
+    buffers = jax.tree.unflatten(tree, refs)
+    Kernel(plan, lhs_ref, dout_ref, out_ref, buffers).run(sizes_ref, offset_ref)
+
+  problem = plan.problem
+  out = launch.call(
+    body,
+    plan,
+    arrays,
+    out_shape=(problem.g, problem.k, problem.n),
+    scratch_shapes=flat,
+    input_output_aliases={},
+    interpret=interpret,
+  )
+  if pad_k or pad_n:
+    out = out[:, : problem.k - pad_k, : problem.n - pad_n]
+  return out

@@ -1,0 +1,299 @@
+"""Chooses tiles: candidates that fit VMEM, then the cheapest of them.
+
+A pure function of the problem and the chip, so that it can be tested, printed
+and compared on any machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from gmm.config import Problem
+from gmm.kernels.chip import ChipSpec
+from gmm.kernels.grid import Axis, cdiv, round_up
+
+LANES = 128
+# Rows that the MXU streams through one weight tile. Fewer leave it waiting for
+# the next weight tile to be pushed.
+ROW_CHUNK = 256
+# VMEM that the compiler takes for spilled values of one chunk's product.
+COMPILER_BYTES = 3 << 20
+ZERO_BYTES = 1 << 20
+# Cost model: scalar work and DMA latency of one grid step, of one call.
+STEP_SECONDS = 0.35e-6
+# Share of peak that DMA and MXU reach in a long run.
+DMA_SHARE = 0.9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """A kernel with every static choice made.
+
+  Attributes:
+    problem: the call, after padding (rows to `block`, and k or n where a
+      partial tile could not be moved).
+    chip: what it is planned for.
+    tile_m: rows that a visit is meant for.
+    tile_k: columns of lhs in a step.
+    tile_n: columns of the result (gmm) or dout (tgmm) in a step.
+    block: rows that move together.
+    chunk: rows of one MXU product.
+    compute_dtype: what operands are widened to in VMEM.
+    pads: what padding added to m, k and n.
+  """
+
+  problem: Problem
+  chip: ChipSpec
+  tile_m: int
+  tile_k: int
+  tile_n: int
+  block: int
+  chunk: int
+  compute_dtype: np.dtype
+  pads: tuple[int, int, int] = (0, 0, 0)
+
+  @property
+  def window(self) -> int:
+    """Most rows of a visit: tile_m and one block.
+
+    A group that starts within a block spans up to one block more than it has
+    rows, and must not need a second visit for that.
+    """
+    return round_up(self.tile_m, self.chunk) + self.block
+
+  @property
+  def buffer_rows(self) -> int:
+    """Rows of a buffer: the window in whole chunks."""
+    if self.problem.kind == "gmm":
+      return self.window
+    return round_up(self.window, self.chunk)
+
+  @property
+  def k(self) -> Axis:
+    return Axis(self.problem.k, self.tile_k)
+
+  @property
+  def n(self) -> Axis:
+    return Axis(self.problem.n, self.tile_n)
+
+  @property
+  def zero_rows(self) -> int:
+    """Rows of the buffer of zeros, which is as wide as the result."""
+    rows, width = self.problem.m, self.problem.n
+    unit = self.block
+    if self.problem.kind == "tgmm":
+      rows, unit = self.problem.k, sublanes(self.problem.out_dtype)
+    row_bytes = round_up(width, LANES) * self.problem.out_dtype.itemsize
+    return min(rows, max(ZERO_BYTES // row_bytes // unit, 1) * unit)
+
+
+def sublanes(dtype: np.dtype) -> int:
+  """Rows of one packed VMEM tile of `dtype`: 8, 16 or 32."""
+  return 8 * (4 // dtype.itemsize)
+
+
+def row_block(problem: Problem) -> int:
+  """Rows that move together: whole tiles in every operand that has rows."""
+  dtypes = [problem.lhs_dtype]
+  dtypes.append(
+    problem.out_dtype if problem.kind == "gmm" else problem.rhs_dtype
+  )
+  return max(sublanes(dtype) for dtype in dtypes)
+
+
+def chip_compute_dtype(problem: Problem, chip: ChipSpec) -> np.dtype:
+  """The dtype that the MXU multiplies: as asked, or bfloat16 if it lacks it.
+
+  Raises:
+    NotImplementedError: the chip cannot widen an operand either.
+  """
+  wanted = problem.compute_dtype
+  native = wanted.name in chip.mxu_dtypes
+  for name, dtype in (("lhs", problem.lhs_dtype), ("rhs", problem.rhs_dtype)):
+    if dtype.name in chip.widenable or (native and dtype == wanted):
+      continue
+    raise NotImplementedError(
+      f"`{name}` is {dtype.name}, which {chip.name} neither multiplies nor "
+      "widens to bfloat16; cast it to bfloat16, or use backend='xla'"
+    )
+  return wanted if native else np.dtype("bfloat16")
+
+
+def make_plan(
+  problem: Problem, chip: ChipSpec, tiling: tuple[int, int, int] | None = None
+) -> Plan:
+  """Returns the plan for `problem` on `chip`.
+
+  Args:
+    problem: from `checks`; not empty.
+    chip: from `chip.resolve`.
+    tiling: (tile_m, tile_k, tile_n) in the call's own terms, or None to choose.
+
+  Raises:
+    ValueError: `tiling` does not fit VMEM, or nothing does.
+    NotImplementedError: a format that the chip cannot take.
+  """
+  if tiling is not None:
+    plan = _plan_for(problem, chip, tiling)
+    need = vmem_bytes(plan)
+    if need > chip.vmem_budget:
+      raise ValueError(
+        f"`tiling` = {tuple(tiling)} needs {need} bytes of VMEM, and "
+        f"{chip.name} has {chip.vmem_budget} for it; choose smaller tiles, or "
+        "None"
+      )
+    return plan
+  return _choose(problem, chip)
+
+
+@functools.lru_cache(maxsize=1024)
+def _choose(problem: Problem, chip: ChipSpec) -> Plan:
+  plans = [_plan_for(problem, chip, t) for t in candidates(problem, chip)]
+  fitting = [p for p in plans if vmem_bytes(p) <= chip.vmem_budget]
+  if not fitting:
+    raise ValueError(
+      f"no tiling of m={problem.m}, k={problem.k}, n={problem.n} in "
+      f"{problem.lhs_dtype.name} fits {chip.vmem_budget} bytes of VMEM "
+      f"({chip.name})"
+    )
+  return min(fitting, key=cost_seconds)
+
+
+def _plan_for(
+  problem: Problem, chip: ChipSpec, tiling: tuple[int, int, int]
+) -> Plan:
+  block = row_block(problem)
+  m = round_up(problem.m, block)
+  tile_m = min(round_up(tiling[0], block), m)
+  tile_k = _tile(problem.k, tiling[1])
+  tile_n = _tile(problem.n, tiling[2])
+  k = _padded(problem.k, tile_k, chip)
+  n = _padded(problem.n, tile_n, chip)
+  chunks = cdiv(tile_m, ROW_CHUNK)
+  return Plan(
+    problem=dataclasses.replace(problem, m=m, k=k, n=n),
+    chip=chip,
+    tile_m=tile_m,
+    tile_k=tile_k,
+    tile_n=tile_n,
+    block=block,
+    chunk=round_up(cdiv(tile_m, chunks), block),
+    compute_dtype=chip_compute_dtype(problem, chip),
+    pads=(m - problem.m, k - problem.k, n - problem.n),
+  )
+
+
+def _tile(size: int, tile: int) -> int:
+  """Clips to the dimension, which needs no alignment; else whole lanes."""
+  rounded = round_up(tile, LANES)
+  return size if rounded >= size else rounded
+
+
+def _padded(size: int, tile: int, chip: ChipSpec) -> int:
+  """A dimension in one tile may have any size; a last tile must be movable."""
+  return size if tile == size else round_up(size, chip.tail_lanes)
+
+
+def candidates(
+  problem: Problem, chip: ChipSpec
+) -> Iterator[tuple[int, int, int]]:
+  """Yields (tile_m, tile_k, tile_n), larger tiles first."""
+  block = row_block(problem)
+  most_rows = min(round_up(problem.m, block), 2048)
+  rows = {min(r, most_rows) for r in (2048, 1024, 512, 256, 128, 64, 32, block)}
+  for tile_n in _splits(problem.n, chip):
+    for tile_k in _splits(problem.k, chip):
+      for tile_m in sorted(rows, reverse=True):
+        yield tile_m, tile_k, tile_n
+
+
+def _splits(size: int, chip: ChipSpec) -> list[int]:
+  """The whole dimension, and cuts of it in near-equal whole MXU tiles."""
+  unit = max(chip.mxu_size, LANES)
+  tiles = {size}
+  for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32):
+    tiles.add(min(round_up(cdiv(size, parts), unit), size))
+  return sorted((t for t in tiles if t == size or t >= unit), reverse=True)
+
+
+def vmem_bytes(plan: Plan) -> int:
+  """VMEM of the plan's buffers, in bytes, plus what the compiler takes."""
+  problem = plan.problem
+  rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
+  size = lambda r, c, dtype: (
+    round_up(r, sublanes(np.dtype(dtype)))
+    * round_up(c, LANES)
+    * np.dtype(dtype).itemsize
+  )
+  lhs = 2 * size(rows, k, problem.lhs_dtype)
+  zeros = size(plan.zero_rows, problem.n, problem.out_dtype)
+  if problem.kind == "tgmm":
+    dout = 2 * size(rows, n, problem.rhs_dtype)
+    out = 2 * size(k, n, problem.out_dtype)
+    acc = size(k, n, problem.acc_dtype)
+    return lhs + dout + out + acc + 2 * zeros + COMPILER_BYTES
+  rhs_shape = (n, k) if problem.transpose_rhs else (k, n)
+  rhs = 2 * size(*rhs_shape, problem.rhs_dtype)
+  out = (4 if problem.has_existing else 2) * size(rows, n, problem.out_dtype)
+  acc = size(rows, n, problem.acc_dtype) if plan.k.count > 1 else 0
+  carry = size(plan.block, n, problem.out_dtype)
+  return lhs + rhs + out + acc + carry + zeros + COMPILER_BYTES
+
+
+def cost_seconds(plan: Plan) -> float:
+  """Estimated time with equal groups: the longer of MXU and DMA, and steps."""
+  problem, chip = plan.problem, plan.chip
+  rows = cdiv(problem.m, problem.g)
+  visits = problem.g * cdiv(rows, plan.tile_m)
+  chunks = problem.g * cdiv(rows, min(plan.chunk, rows))
+  chunk_rows = max(plan.chunk, chip.mxu_size)
+  flops = 2 * chunks * chunk_rows * problem.k * problem.n
+  rate = chip.bf16_flops / (4 if plan.compute_dtype == np.float32 else 1)
+  steps = visits * plan.k.count * plan.n.count
+  cores = _cores_used(plan)
+  seconds = max(
+    flops / rate, _hbm_bytes(plan, visits) / chip.hbm_bytes_per_second / DMA_SHARE
+  )
+  first = plan.tile_k * plan.tile_n * problem.rhs_dtype.itemsize
+  fill = first / chip.hbm_bytes_per_second
+  padding = _padding_bytes(plan) / chip.hbm_bytes_per_second
+  return (seconds + steps * STEP_SECONDS) / cores + fill + padding
+
+
+def _cores_used(plan: Plan) -> float:
+  """Cores' worth of work, when output tiles are dealt out to cores."""
+  tiles = plan.n.count * (plan.k.count if plan.problem.kind == "tgmm" else 1)
+  return tiles / cdiv(tiles, plan.chip.num_cores)
+
+
+def _hbm_bytes(plan: Plan, visits: int) -> int:
+  problem = plan.problem
+  lhs = problem.m * problem.k * problem.lhs_dtype.itemsize
+  weights = problem.k * problem.n
+  if problem.kind == "tgmm":
+    dout = problem.m * problem.n * problem.rhs_dtype.itemsize
+    out = problem.g * weights * problem.out_dtype.itemsize
+    return lhs * plan.n.count + dout * plan.k.count + out
+  # With k in several tiles, each visit reads the group's weight again.
+  reads = visits if plan.k.count > 1 else problem.g
+  out = problem.m * problem.n * problem.out_dtype.itemsize
+  return (
+    lhs * plan.n.count
+    + reads * weights * problem.rhs_dtype.itemsize
+    + out * (2 if problem.has_existing else 1)
+  )
+
+
+def _padding_bytes(plan: Plan) -> int:
+  """Bytes that padding k or n outside the kernel moves: a copied weight."""
+  problem = plan.problem
+  if not any(plan.pads[1:]):
+    return 0
+  weight = problem.g * problem.k * problem.n
+  tgmm = problem.kind == "tgmm"
+  dtype = problem.out_dtype if tgmm else problem.rhs_dtype
+  return 2 * weight * dtype.itemsize
