@@ -40,8 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
   reason = _why_no_tpu()
   if reason is not None:
     raise pytest.UsageError(
-      f"--backend=pallas needs an attached TPU, and this machine has none: "
-      f"{reason}"
+      f"--backend=pallas needs an attached TPU, and jax finds none: {reason}"
     )
 
 
