@@ -12,26 +12,14 @@ import operator
 from typing import Any
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from gmm import config as config_lib
+from gmm import precision as precision_lib
 
 Problem = config_lib.Problem
-
-# What jax.config.jax_default_matmul_precision means for float32 operands, for
-# those of its values that lax.Precision does not know.
-_AMBIENT_ALGORITHMS = {
-  "BF16_BF16_F32_X3": lax.Precision.HIGH,
-  "BF16_BF16_F32_X6": lax.Precision.HIGHEST,
-  "BF16_BF16_F32_X9": lax.Precision.HIGHEST,
-  "TF32_TF32_F32": lax.Precision.HIGH,
-  "TF32_TF32_F32_X3": lax.Precision.HIGHEST,
-  "F32_F32_F32": lax.Precision.HIGHEST,
-  "F64_F64_F64": lax.Precision.HIGHEST,
-}
-
 
 # ---- problems
 
@@ -76,7 +64,8 @@ def gmm_problem(
     if value is not None:
       raise NotImplementedError(
         f"`{name}` is not supported yet; pass {name}=None and apply it to the "
-        "weights or to the result")
+        "weights or to the result"
+      )
   names = "[g, n, k]" if transpose_rhs else "[g, k, n]"
   m, k = _shape("lhs", lhs, "[m, k]")
   g, *weight = _shape("rhs", rhs, names)
@@ -84,8 +73,10 @@ def gmm_problem(
   lhs_dtype = _operand_dtype("lhs", lhs)
   rhs_dtype = _operand_dtype("rhs", rhs)
   if rhs_k != k:
-    message = (f"`rhs` is {names} = {list(rhs.shape)} but `lhs` is [m, k] = "
-               f"[{m}, {k}], so k = {k}")
+    message = (
+      f"`rhs` is {names} = {list(rhs.shape)} but `lhs` is [m, k] = "
+      f"[{m}, {k}], so k = {k}"
+    )
     if n == k:
       flipped = not transpose_rhs
       other = "[g, n, k]" if flipped else "[g, k, n]"
@@ -93,14 +84,21 @@ def gmm_problem(
     else:
       message += f"; want k = {k} in `rhs` too"
     raise ValueError(message)
-  g_total = _check_groups(group_sizes, group_offset, g,
-                          f"`rhs` {names} = {list(rhs.shape)}")
+  g_total = _check_groups(
+    group_sizes, group_offset, g, f"`rhs` {names} = {list(rhs.shape)}"
+  )
   formats = _formats(lhs_dtype, rhs_dtype, preferred_element_type, precision)
   if existing_out is not None:
     _check_existing(existing_out, (m, n), formats["out_dtype"])
   return Problem(
-    kind="gmm", m=m, k=k, n=n, g=g, g_total=g_total,
-    lhs_dtype=lhs_dtype, rhs_dtype=rhs_dtype,
+    kind="gmm",
+    m=m,
+    k=k,
+    n=n,
+    g=g,
+    g_total=g_total,
+    lhs_dtype=lhs_dtype,
+    rhs_dtype=rhs_dtype,
     transpose_rhs=bool(transpose_rhs),
     has_existing=existing_out is not None,
     **formats,
@@ -144,22 +142,30 @@ def tgmm_problem(
   lhs_dtype = _operand_dtype("lhs", lhs)
   dout_dtype = _operand_dtype("dout", dout)
   if dout_m != m:
-    raise ValueError(f"`dout` is [m, n] = [{dout_m}, {n}] but `lhs` is [m, k] "
-                     f"= [{m}, {k}]; want m = {m} rows in both")
+    raise ValueError(
+      f"`dout` is [m, n] = [{dout_m}, {n}] but `lhs` is [m, k] "
+      f"= [{m}, {k}]; want m = {m} rows in both"
+    )
   g = _index("num_groups", num_groups)
   if g < 0:
     raise ValueError(f"`num_groups` is {g}; want at least 0")
   g_total = _check_groups(group_sizes, group_offset, g, f"`num_groups` = {g}")
   return Problem(
-    kind="tgmm", m=m, k=k, n=n, g=g, g_total=g_total,
-    lhs_dtype=lhs_dtype, rhs_dtype=dout_dtype,
+    kind="tgmm",
+    m=m,
+    k=k,
+    n=n,
+    g=g,
+    g_total=g_total,
+    lhs_dtype=lhs_dtype,
+    rhs_dtype=dout_dtype,
     transpose_out=bool(transpose_out),
     **_formats(lhs_dtype, dout_dtype, preferred_element_type, precision),
   )
 
 
-def check_pallas_dtypes(problem: Problem) -> None:
-  """Raises NotImplementedError for formats that the kernels cannot take."""
+def pallas_refusal(problem: Problem) -> str | None:
+  """Says why the Pallas kernels cannot take the problem's formats, or None."""
   second = "rhs" if problem.kind == "gmm" else "dout"
   for name, dtype in (
     ("lhs", problem.lhs_dtype),
@@ -168,8 +174,17 @@ def check_pallas_dtypes(problem: Problem) -> None:
   ):
     row = config_lib.DTYPES.get(dtype)
     if row is not None and row.refused_by_pallas is not None:
-      raise NotImplementedError(
-        f"`{name}` is {dtype} on the Pallas backend: {row.refused_by_pallas}")
+      return (
+        f"`{name}` is {dtype} on the Pallas backend: {row.refused_by_pallas}"
+      )
+  return None
+
+
+def check_pallas_dtypes(problem: Problem) -> None:
+  """Raises NotImplementedError for formats that the kernels cannot take."""
+  refusal = pallas_refusal(problem)
+  if refusal is not None:
+    raise NotImplementedError(refusal)
 
 
 # ---- run-time values
@@ -218,45 +233,6 @@ def canonical_offset(group_offset: Any, g_total: int) -> jax.Array:
 # ---- pieces
 
 
-def canonical_precision(precision: Any) -> lax.Precision | None:
-  """Returns one `lax.Precision`, or None for None.
-
-  Raises:
-    ValueError: an unknown name, or a pair of different ones.
-    TypeError: something else.
-  """
-  if isinstance(precision, (tuple, list)):
-    if len(precision) != 2:
-      raise ValueError(f"`precision` is {precision!r}; want one value or two")
-    first, second = (canonical_precision(p) for p in precision)
-    if first != second:
-      raise ValueError(f"`precision` is {precision!r}; want the same value for "
-                       "both operands")
-    return first
-  if precision is None or isinstance(precision, lax.Precision):
-    return precision
-  if isinstance(precision, str):
-    try:
-      return lax.Precision(precision.lower())
-    except ValueError:
-      pass
-    raise ValueError(
-      f"`precision` is {precision!r}; want 'default', 'high' or 'highest'")
-  raise TypeError(f"`precision` is {precision!r}; want None, a lax.Precision or "
-                  "its name")
-
-
-def ambient_precision() -> lax.Precision:
-  """What jax.config.jax_default_matmul_precision asks of float32 operands."""
-  name = jax.config.jax_default_matmul_precision
-  if name is None:
-    return lax.Precision.DEFAULT
-  try:
-    return lax.Precision(name)
-  except ValueError:
-    return _AMBIENT_ALGORITHMS.get(name, lax.Precision.DEFAULT)
-
-
 def _formats(
   lhs: np.dtype, rhs: np.dtype, preferred: Any, precision: Any
 ) -> dict[str, Any]:
@@ -266,13 +242,14 @@ def _formats(
   out = config_lib.default_result_dtype(lhs, rhs)
   if preferred is not None:
     out = _preferred_dtype(preferred, acc)
-  wanted = canonical_precision(precision)
+  wanted = precision_lib.canonical(precision)
   if compute == jnp.float32:
-    wanted = ambient_precision() if wanted is None else wanted
+    wanted = precision_lib.ambient() if wanted is None else wanted
   elif wanted not in (None, lax.Precision.DEFAULT):
     raise ValueError(
       f"`precision` is {wanted.name} but the operands are {lhs} and {rhs}: it "
-      "has a meaning for float32 only; pass None, or float32 operands")
+      "has a meaning for float32 only; pass None, or float32 operands"
+    )
   else:
     # Said rather than left to the ambient default, which is for float32.
     wanted = lax.Precision.DEFAULT
@@ -319,8 +296,10 @@ def _preferred_dtype(preferred: Any, acc: np.dtype) -> np.dtype:
     dtype = None
   if dtype is None or dtype.name not in known:
     got = preferred if dtype is None else dtype
-    raise TypeError(f"`preferred_element_type` is {got} for a sum in {acc}; "
-                    f"want one of {_dtype_names(known)}")
+    raise TypeError(
+      f"`preferred_element_type` is {got} for a sum in {acc}; "
+      f"want one of {_dtype_names(known)}"
+    )
   return dtype
 
 
@@ -333,8 +312,10 @@ def _check_groups(sizes: Any, offset: Any, g: int, has_g: str) -> int:
   if not _is_integer(sizes.dtype):
     raise TypeError(f"`group_sizes` is {sizes.dtype}; want integers")
   if g_total < g:
-    raise ValueError(f"`group_sizes` is [g_total] = [{g_total}] but {has_g} has "
-                     f"g = {g} groups; want g_total >= g")
+    raise ValueError(
+      f"`group_sizes` is [g_total] = [{g_total}] but {has_g} has "
+      f"g = {g} groups; want g_total >= g"
+    )
   _check_offset(offset)
   return g_total
 
@@ -360,11 +341,15 @@ def _check_existing(
 ) -> None:
   m, n = _shape("existing_out", existing, "[m, n]")
   if (m, n) != shape:
-    raise ValueError(f"`existing_out` is [m, n] = [{m}, {n}] but the result is "
-                     f"[{shape[0]}, {shape[1]}]")
+    raise ValueError(
+      f"`existing_out` is [m, n] = [{m}, {n}] but the result is "
+      f"[{shape[0]}, {shape[1]}]"
+    )
   if existing.dtype != dtype:
-    raise TypeError(f"`existing_out` is {existing.dtype} but the result is "
-                    f"{dtype}; cast it, or set preferred_element_type")
+    raise TypeError(
+      f"`existing_out` is {existing.dtype} but the result is "
+      f"{dtype}; cast it, or set preferred_element_type"
+    )
 
 
 def _check_bool(name: str, value: Any) -> None:

@@ -6,14 +6,14 @@ a traced function. Nothing here runs an operation or looks at a device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 import dataclasses
 import operator
+from collections.abc import Mapping
 from typing import Any
 
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 BACKENDS = ("auto", "pallas", "interpret", "xla")
 
@@ -161,6 +161,7 @@ class Problem:
 
   @property
   def out_shape(self) -> tuple[int, ...]:
+    """Shape of the result."""
     if self.kind == "gmm":
       return (self.m, self.n)
     if self.transpose_out:
@@ -184,8 +185,9 @@ def _checked_tiling(name: str, tiling: Any) -> Tiling | None:
   if not isinstance(tiling, (tuple, list)):
     raise TypeError(f"`{name}` is {tiling!r}; want None or {wanted}")
   if len(tiling) != 3:
-    raise ValueError(f"`{name}` = {tiling!r} has {len(tiling)} entries; want "
-                     f"{wanted}")
+    raise ValueError(
+      f"`{name}` = {tiling!r} has {len(tiling)} entries; want {wanted}"
+    )
   sizes = []
   for tile in tiling:
     try:
@@ -194,7 +196,8 @@ def _checked_tiling(name: str, tiling: Any) -> Tiling | None:
       sizes.append(operator.index(tile))
     except TypeError:
       raise TypeError(
-        f"`{name}` = {tiling!r} holds {tile!r}; want {wanted}") from None
+        f"`{name}` = {tiling!r} holds {tile!r}; want {wanted}"
+      ) from None
   if min(sizes) < 1:
     raise ValueError(f"`{name}` = {tiling!r}; want {wanted}")
   return (sizes[0], sizes[1], sizes[2])
@@ -218,9 +221,11 @@ class Tiles:
   drhs: Tiling | None = None
 
   def __post_init__(self) -> None:
+    """Checks each tiling."""
     for field in dataclasses.fields(self):
-      checked = _checked_tiling(f"tiling.{field.name}",
-                                getattr(self, field.name))
+      checked = _checked_tiling(
+        f"tiling.{field.name}", getattr(self, field.name)
+      )
       object.__setattr__(self, field.name, checked)
 
 
@@ -252,25 +257,29 @@ class Config:
   tiling: Tiling | Tiles | None = None
 
   def __post_init__(self) -> None:
+    """Checks each key, and that they do not contradict each other."""
     if self.backend not in BACKENDS:
       raise ValueError(f"`backend` is {self.backend!r}; want one of {BACKENDS}")
     _check_flag("use_gmm_v2", self.use_gmm_v2)
     if self.use_gmm_v2_transposed_rhs_dlhs is not None:
-      _check_flag("use_gmm_v2_transposed_rhs_dlhs",
-                  self.use_gmm_v2_transposed_rhs_dlhs)
+      _check_flag(
+        "use_gmm_v2_transposed_rhs_dlhs", self.use_gmm_v2_transposed_rhs_dlhs
+      )
     if self.use_gmm_v2_transposed_rhs_dlhs and not self.use_gmm_v2:
       raise ValueError(
         "use_gmm_v2_transposed_rhs_dlhs=True contradicts use_gmm_v2=False: "
-        "only gmm_v2 reads the weight in place; drop one of the two")
+        "only gmm_v2 reads the weight in place; drop one of the two"
+      )
     if not self.use_gmm_v2 and self.backend in ("pallas", "interpret"):
       raise ValueError(
         f"backend={self.backend!r} contradicts use_gmm_v2=False, which means "
-        "backend='xla'; drop one of the two")
+        "backend='xla'; drop one of the two"
+      )
     if not isinstance(self.tiling, Tiles):
       object.__setattr__(self, "tiling", _checked_tiling("tiling", self.tiling))
     if self.chip is not None:
       # Imported here because the kernels import this module.
-      from gmm.kernels import chip as chips  # noqa: PLC0415
+      from gmm.kernels import chip as chips
 
       chips.resolve(self.chip)
 
@@ -320,13 +329,17 @@ class Config:
     given = {n: f for n in names if (f := _flag_of_key(keys, n)) is not None}
     if len(set(given.values())) > 1:
       said = " and ".join(f"{n}={f}" for n, f in given.items())
-      raise ValueError(f"{said} contradict each other: they are two names of "
-                       "one flag; drop one of the two")
+      raise ValueError(
+        f"{said} contradict each other: they are two names of "
+        "one flag; drop one of the two"
+      )
     in_place = next(iter(given.values()), None)
     if in_place and use is False:
       said = " and ".join(f"{n}=True" for n in given)
-      raise ValueError(f"{said} contradicts use_gmm_v2=False: only gmm_v2 "
-                       "reads the weight in place; drop one of the two")
+      raise ValueError(
+        f"{said} contradicts use_gmm_v2=False: only gmm_v2 "
+        "reads the weight in place; drop one of the two"
+      )
     return cls(
       use_gmm_v2=True if use is None else use,
       use_gmm_v2_transposed_rhs_dlhs=in_place,
@@ -357,4 +370,5 @@ def _refuse_quantization(value: Any) -> None:
     return
   raise NotImplementedError(
     f"`quantization` is {value!r}, but quantised weights are not supported "
-    "yet; leave the key out, or set it to None or ''")
+    "yet; leave the key out, or set it to None or ''"
+  )

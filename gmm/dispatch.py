@@ -1,0 +1,244 @@
+"""Problem and Config to product: the only place that reads backend flags.
+
+A product is one call of gmm or tgmm on one backend, with no gradient. It is
+jitted with everything static in one argument, so that calls outside jit compile
+once as well, and it has its own rule for vmap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+from jax.interpreters import mlir
+
+from gmm import checks, kernels, varying, xla_backend
+from gmm.config import Config, Problem, Tiling
+from gmm.kernels import chip as chips
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Product:
+  """One product on one backend.
+
+  Attributes:
+    problem: what to compute, in the call's own terms.
+    backend: "auto", "pallas", "interpret" or "xla".
+    chip: the chip to choose tiles for, or None.
+    tiling: (tile_m, tile_k, tile_n) in the call's own terms, or None.
+  """
+
+  problem: Problem
+  backend: str
+  chip: str | None
+  tiling: Tiling | None
+
+
+def product(problem: Problem, config: Config, *, flipped: bool) -> Product:
+  """Chooses how to compute `problem`.
+
+  Args:
+    problem: what to compute.
+    config: the caller's choices.
+    flipped: the call's k and n are the weight's n and k, as in dlhs.
+
+  Returns:
+    The Product, for `run`.
+
+  Raises:
+    NotImplementedError: the chosen backend cannot serve the problem.
+    ValueError: `config.tiling` does not fit.
+  """
+  tiles = config.tiles
+  if problem.kind == "tgmm":
+    tiling = tiles.drhs
+  else:
+    tiling = tiles.dlhs if flipped else tiles.fwd
+  if tiling is not None and flipped:
+    tiling = (tiling[0], tiling[2], tiling[1])
+  backend = config.effective_backend
+  if backend in ("pallas", "interpret"):
+    checks.check_pallas_dtypes(problem)
+  elif backend == "auto" and checks.pallas_refusal(problem) is not None:
+    backend = "xla"  # "auto" serves what one of the backends can
+  return Product(
+    problem=problem, backend=backend, chip=config.chip, tiling=tiling
+  )
+
+
+@functools.partial(jax.jit, static_argnums=(0,))
+def run(static: Product, operands: tuple[jax.Array, ...]) -> jax.Array:
+  """Computes a product.
+
+  Args:
+    static: from `product`.
+    operands: lhs, rhs or dout, canonical sizes, canonical offset and, if the
+      problem has one, existing_out.
+
+  Returns:
+    The result, of `problem.out_shape` and `problem.out_dtype`.
+  """
+  operands = varying.vary_alike(*operands)
+  if static.problem.is_empty:
+    return _empty(static, *operands)
+  return _batchable(static)(*operands)
+
+
+def _batchable(static: Product) -> Any:
+  """The backend's function, with a vmap rule: one product after the other.
+
+  Neither a kernel over whole arrays nor a loop of run-time length can take a
+  batch of some of its operands.
+  """
+
+  @jax.custom_batching.custom_vmap
+  def call(*operands: jax.Array) -> jax.Array:
+    return _BACKENDS[static.backend](static, *operands)
+
+  @call.def_vmap
+  def _(
+    axis_size: int, in_batched: list[bool], *operands: jax.Array
+  ) -> tuple[jax.Array, bool]:
+    del axis_size
+
+    def one(batched: list[jax.Array]) -> jax.Array:
+      items = iter(batched)
+      return call(
+        *(
+          next(items) if is_batched else x
+          for x, is_batched in zip(operands, in_batched, strict=True)
+        )
+      )
+
+    batched = [
+      x
+      for x, is_batched in zip(operands, in_batched, strict=True)
+      if is_batched
+    ]
+    return lax.map(one, batched), True
+
+  return call
+
+
+def _empty(static: Product, *operands: jax.Array) -> jax.Array:
+  """The result where there is nothing to multiply."""
+  if static.problem.has_existing:
+    return operands[-1]
+  zeros = jnp.zeros(static.problem.out_shape, static.problem.out_dtype)
+  return varying.vary_like(zeros, *operands)
+
+
+# ---- backends
+
+
+def _xla(static: Product, *operands: jax.Array) -> jax.Array:
+  if static.problem.kind == "tgmm":
+    return xla_backend.tgmm(*operands, problem=static.problem)
+  lhs, rhs, sizes, offset, *existing = operands
+  return xla_backend.gmm(
+    lhs,
+    rhs,
+    sizes,
+    offset,
+    existing_out=existing[0] if existing else None,
+    problem=static.problem,
+  )
+
+
+def _kernel(
+  static: Product, *operands: jax.Array, interpret: bool
+) -> jax.Array:
+  problem = static.problem
+  lhs, rhs, sizes, offset, *existing = operands
+  options = {
+    "group_offset": offset,
+    "preferred_element_type": problem.out_dtype,
+    "precision": problem.precision,
+    "tiling": static.tiling,
+    "chip": static.chip,
+    "interpret": interpret,
+  }
+  if problem.kind == "tgmm":
+    return kernels.tgmm_v2(
+      lhs,
+      rhs,
+      sizes,
+      num_groups=problem.g,
+      transpose_out=problem.transpose_out,
+      **options,
+    )
+  return kernels.gmm_v2(
+    lhs,
+    rhs,
+    sizes,
+    existing_out=existing[0] if existing else None,
+    transpose_rhs=problem.transpose_rhs,
+    **options,
+  )
+
+
+def _interpret(static: Product, *operands: jax.Array) -> jax.Array:
+  return _kernel(static, *operands, interpret=True)
+
+
+def _pallas(static: Product, *operands: jax.Array) -> jax.Array:
+  lhs, rhs, sizes, offset, *existing = operands
+  offset = _on_tpu_p.bind(offset, assumed_chip=chips.is_default(static.chip))
+  return _kernel(static, lhs, rhs, sizes, offset, *existing, interpret=False)
+
+
+def _auto(static: Product, *operands: jax.Array) -> jax.Array:
+  return lax.platform_dependent(
+    *operands,
+    tpu=functools.partial(_pallas, static),
+    default=functools.partial(_xla, static),
+  )
+
+
+_BACKENDS = {
+  "auto": _auto,
+  "pallas": _pallas,
+  "interpret": _interpret,
+  "xla": _xla,
+}
+
+
+# ---- an identity that knows which platform it is lowered for
+#
+# Only lowering knows: people cross-compile for TPU from a CPU host, and each
+# branch of platform_dependent is traced, whether or not it is lowered.
+
+_on_tpu_p = core.Primitive("gmm_on_tpu")
+_on_tpu_p.def_impl(lambda x, **_: x)
+_on_tpu_p.def_abstract_eval(lambda x, **_: x)
+
+
+def _lower_on_tpu(ctx: Any, x: Any, *, assumed_chip: bool) -> list[Any]:
+  del ctx
+  if assumed_chip:
+    warnings.warn(
+      f"gmm: no `chip` is named and no TPU is attached, so tiles were chosen "
+      f"for {chips.DEFAULT}; name one with Config(chip=...): "
+      f"{', '.join(chips.CHIPS)}",
+      stacklevel=2,
+    )
+  return [x]
+
+
+def _lower_elsewhere(ctx: Any, x: Any, *, assumed_chip: bool) -> list[Any]:
+  del x, assumed_chip
+  platforms = ctx.platforms or ctx.module_context.platforms
+  raise NotImplementedError(
+    f"backend='pallas' needs a program for TPU, but this one is lowered for "
+    f"{', '.join(platforms)}; use backend='auto', 'xla' or 'interpret'"
+  )
+
+
+mlir.register_lowering(_on_tpu_p, _lower_elsewhere)
+mlir.register_lowering(_on_tpu_p, _lower_on_tpu, platform="tpu")

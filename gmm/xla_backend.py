@@ -1,0 +1,242 @@
+"""The products in plain XLA, on any platform: a loop over visits.
+
+A visit is one block of rows of one group. Blocks start where their group
+starts, so a row belongs to exactly one visit, and a group of s rows takes
+cdiv(s, block) of them:
+
+    rows      0 1 2 3 4 5 6 7 8 9        block = 4, group_sizes = [5, 0, 3]
+    group     0 0 0 0 0 2 2 2 - -
+    visits    [0 . . .]
+                      [0 x x x]          x: rows masked out
+                        [2 . . x]
+
+The work is that of about m + g * block / 2 rows, whatever the group sizes, and
+the program is the same for all of them. `jax.lax.ragged_dot` multiplies every
+row by every group's matrix on most platforms.
+
+Nothing here knows about backends, gradients or vmap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gmm import varying
+from gmm.config import Problem
+
+# Fewer rows do not pay for reading the weight, more do not make a dot faster.
+_MIN_BLOCK = 32
+_MAX_BLOCK = 256
+# Narrower panels of the result would cost more than their temporaries.
+_MIN_PANEL = 64
+
+
+def block_rows(problem: Problem) -> int:
+  """Rows of a visit: about half a group, so that little of it is masked."""
+  half = max(1, problem.m // max(1, 2 * problem.g_total))
+  block = 1 << (half.bit_length() - 1)
+  return min(problem.m, max(_MIN_BLOCK, min(_MAX_BLOCK, block)))
+
+
+def gmm(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  sizes: jax.Array,
+  offset: jax.Array,
+  *,
+  existing_out: jax.Array | None,
+  problem: Problem,
+) -> jax.Array:
+  """Multiplies each local group's rows by its matrix; other rows are zero.
+
+  Args:
+    lhs: [m, k].
+    rhs: [g, k, n], or [g, n, k] with `problem.transpose_rhs`.
+    sizes: canonical group sizes, int32 [g_total].
+    offset: canonical offset of the first local group, int32 [1].
+    existing_out: None, or [m, n], added before the one rounding.
+    problem: what `checks.gmm_problem` made of the call.
+
+  Returns:
+    [m, n] in `problem.out_dtype`.
+  """
+  p = problem
+  out = existing_out
+  if out is None:
+    out = jnp.zeros(p.out_shape, p.out_dtype)
+  out = varying.vary_like(out, lhs, rhs, sizes, offset)
+  if p.is_empty:
+    return out
+  block = min(block_rows(p), max(_MIN_BLOCK, p.m // 8))
+  axis = 1 if p.transpose_rhs else 2  # of n in rhs
+  dims = (((1,), (2 - axis,)), ((), ()))
+  width = p.n
+  if p.g > 1:  # one weight is read in place, of many a panel is copied
+    item = max(p.rhs_dtype.itemsize, p.compute_dtype.itemsize)
+    width = _panel_width(p.n, p.m * p.n * p.out_dtype.itemsize // 2, p.k * item)
+
+  def panel(
+    i: jax.Array, col: jax.Array, rows: jax.Array, out: jax.Array
+  ) -> jax.Array:
+    first, columns = _window(col, col + width, width, p.n)
+    weight = lax.dynamic_index_in_dim(rhs, i, keepdims=False)
+    weight = lax.dynamic_slice_in_dim(weight, first, width, axis - 1)
+
+    def visit(row: jax.Array, out: jax.Array) -> jax.Array:
+      at, mask = _window(row, rows[1], block, p.m)
+      x = lax.dynamic_slice_in_dim(lhs, at, block)
+      y = _dot(x, weight, dims, p)
+      old = lax.dynamic_slice(out, (at, first), (block, width))
+      if p.has_existing:
+        y += old.astype(p.acc_dtype)
+      mask = mask[:, None] & columns[None, :]
+      y = jnp.where(mask, y.astype(p.out_dtype), old)
+      return lax.dynamic_update_slice(out, y, (at, first))
+
+    return _for_blocks(rows, block, visit, out)
+
+  return _for_panels(p, sizes, offset, width=width, body=panel, init=out)
+
+
+def tgmm(
+  lhs: jax.Array,
+  dout: jax.Array,
+  sizes: jax.Array,
+  offset: jax.Array,
+  *,
+  problem: Problem,
+) -> jax.Array:
+  """Computes lhs_i^T @ dout_i over the rows of each local group i.
+
+  Args:
+    lhs: [m, k].
+    dout: [m, n].
+    sizes: canonical group sizes, int32 [g_total].
+    offset: canonical offset of the first local group, int32 [1].
+    problem: what `checks.tgmm_problem` made of the call.
+
+  Returns:
+    [g, k, n], or [g, n, k] with `problem.transpose_out`, in
+    `problem.out_dtype`; zeros for an empty group.
+  """
+  p = problem
+  left, right = (dout, lhs) if p.transpose_out else (lhs, dout)
+  out = varying.vary_like(
+    jnp.zeros(p.out_shape, p.out_dtype), lhs, dout, sizes, offset
+  )
+  if p.is_empty:
+    return out
+  dims = (((0,), (0,)), ((), ()))
+  _, height, width = p.out_shape
+  # Temporaries of a panel: its sum, the dot that is added to it, and the masked
+  # blocks of both operands, which XLA may widen to 4 bytes.
+  out_bytes = p.g * height * width * p.out_dtype.itemsize
+  block = min(block_rows(p), max(_MIN_BLOCK, out_bytes // (16 * width)))
+  height = _panel_width(
+    height, out_bytes * 3 // 4 - 4 * block * width, 8 * width + 4 * block
+  )
+
+  def panel(
+    i: jax.Array, col: jax.Array, rows: jax.Array, out: jax.Array
+  ) -> jax.Array:
+    first, _ = _window(col, col + height, height, p.out_shape[1])
+
+    def visit(row: jax.Array, acc: jax.Array) -> jax.Array:
+      at, mask = _window(row, rows[1], block, p.m)
+      # Both sides: a row of zeros times a row of NaN is NaN.
+      x = lax.dynamic_slice(left, (at, first), (block, height))
+      y = lax.dynamic_slice_in_dim(right, at, block)
+      x = jnp.where(mask[:, None], x, jnp.zeros_like(x))
+      y = jnp.where(mask[:, None], y, jnp.zeros_like(y))
+      return acc + _dot(x, y, dims, p)
+
+    acc = varying.vary_like(jnp.zeros((height, width), p.acc_dtype), out)
+    acc = _for_blocks(rows, block, visit, acc).astype(p.out_dtype)
+    return lax.dynamic_update_slice(out, acc[None], (i, first, 0))
+
+  return _for_panels(p, sizes, offset, width=height, body=panel, init=out)
+
+
+def _panel_width(size: int, budget: int, bytes_each: int) -> int:
+  """Splits an axis evenly so that a panel's temporaries stay in the budget."""
+  most = max(_MIN_PANEL, budget // bytes_each)
+  return -(-size // -(-size // most))
+
+
+def _for_panels(
+  problem: Problem,
+  sizes: jax.Array,
+  offset: jax.Array,
+  *,
+  width: int,
+  body: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
+  init: jax.Array,
+) -> jax.Array:
+  """Runs body(i, column, [begin, end], carry) for each local group's panels.
+
+  The groups end where the running sum does, or at row m. A local group whose
+  global number is past the last one has no rows.
+  """
+  size = problem.n if problem.kind == "gmm" else problem.out_shape[1]
+  panels = -(-size // width)
+  ends = jnp.minimum(jnp.cumsum(sizes), problem.m)
+  begins = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
+
+  def step(j: jax.Array, carry: jax.Array) -> jax.Array:
+    i = j // panels
+    at = jnp.minimum(i + offset[0], problem.g_total - 1)
+    end = jnp.where(i + offset[0] < problem.g_total, ends[at], begins[at])
+    rows = jnp.stack([begins[at], end])
+    return body(i, j % panels * width, rows, carry)
+
+  if problem.g * panels == 1:  # without a loop, the weight is used in place
+    return step(jnp.int32(0), init)
+  return lax.fori_loop(jnp.int32(0), jnp.int32(problem.g * panels), step, init)
+
+
+def _for_blocks(
+  rows: jax.Array,
+  block: int,
+  body: Callable[[jax.Array, jax.Array], jax.Array],
+  init: jax.Array,
+) -> jax.Array:
+  """Runs body(row, carry) for each block of the rows [begin, end)."""
+  row, carry = lax.while_loop(
+    lambda c: c[0] < rows[1],
+    lambda c: (c[0] + block, body(*c)),
+    (rows[0], init),
+  )
+  del row
+  return carry
+
+
+def _window(
+  begin: jax.Array, end: jax.Array, size: int, limit: int
+) -> tuple[jax.Array, jax.Array]:
+  """Where to slice `size` for [begin, end) below `limit`, and which are in it.
+
+  A slice that would pass the limit is moved back, as dynamic_slice would do.
+  """
+  at = jnp.minimum(begin, limit - size)
+  places = at + lax.iota(jnp.int32, size)
+  return at, (places >= begin) & (places < end)
+
+
+def _dot(
+  x: jax.Array,
+  y: jax.Array,
+  dims: lax.DotDimensionNumbers,
+  problem: Problem,
+) -> jax.Array:
+  """The dot of one visit: operands widened here, block by block."""
+  return lax.dot_general(
+    x.astype(problem.compute_dtype),
+    y.astype(problem.compute_dtype),
+    dims,
+    precision=problem.precision,
+    preferred_element_type=problem.acc_dtype,
+  )
