@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm.kernels import grid, launch, zeros
-from gmm.kernels.grid import Cursor, GroupTable, Totals, Window
+from gmm.kernels.grid import GroupTable, Totals, Visit, Window
 from gmm.kernels.tiling import Plan
 
 # Columns of one product: its float32 result must not swamp the registers.
@@ -43,8 +43,6 @@ class Buffers(NamedTuple):
     acc: VMEM [rows, tile_n] in float32 or int32; None if k is one tile.
     carry: VMEM [block, tile_n]: the rows of a block shared by two visits that
       earlier visits have finished.
-    pending: SMEM [2, 2]: rows and output tile of the DMA that an out buffer
-      waits for; no rows, no DMA.
     zero: VMEM [zero_rows, n].
     sems: DMA semaphores [4, 2]: lhs, rhs, out, existing.
     zero_sem: DMA semaphore [1].
@@ -57,7 +55,6 @@ class Buffers(NamedTuple):
   existing: Any
   acc: Any
   carry: Any
-  pending: Any
   zero: Any
   sems: Any
   zero_sem: Any
@@ -80,11 +77,17 @@ def scratch(plan: Plan) -> Buffers:
     existing=pltpu.VMEM((2, rows, n), out) if problem.has_existing else None,
     acc=pltpu.VMEM((rows, n), problem.acc_dtype) if plan.k.count > 1 else None,
     carry=pltpu.VMEM((plan.block, n), out),
-    pending=pltpu.SMEM((2, 2), jnp.int32),
     zero=pltpu.VMEM((plan.zero_rows, problem.n), out),
     sems=pltpu.SemaphoreType.DMA((4, 2)),
     zero_sem=pltpu.SemaphoreType.DMA((1,)),
   )
+
+
+class Pending(NamedTuple):
+  """The DMAs that out buffers 0 and 1 wait for; no rows, no DMA."""
+
+  rows: tuple[jax.Array, jax.Array]
+  outer: tuple[jax.Array, jax.Array]
 
 
 class Step(NamedTuple):
@@ -95,12 +98,14 @@ class Step(NamedTuple):
     visit: index of its visit, counted over all output tiles.
     weights: index of its weight tile among those fetched.
     fresh: whether that weight tile has yet to arrive.
+    pending: the results that are on their way out.
   """
 
-  now: Cursor
+  now: Visit
   visit: jax.Array
   weights: jax.Array
   fresh: jax.Array
+  pending: Pending
 
 
 def parity(i: jax.Array) -> jax.Array:
@@ -127,22 +132,25 @@ class Kernel:
     fills = not plan.problem.has_existing  # else those rows are there already
     if fills:
       fill.start(totals, plan.chip.num_cores)
-    first, end = grid.core_share(plan.n.count, plan.chip.num_cores)
-    steps = (end - first) * totals.visits * plan.k.count
-    for slot in range(2):
-      buf.pending[slot, 0] = 0
+    first, last = grid.core_share(plan.n.count, plan.chip.num_cores)
+    steps = (last - first) * totals.visits * plan.k.count
 
     @pl.when(steps > 0)
     def _() -> None:
       zero = np.int32(0)
-      start = Step(Cursor(first, zero, zero, zero), zero, zero, jnp.bool_(True))
+      start = Step(
+        self.rows.first_visit(buf.table, first),
+        visit=zero,
+        weights=zero,
+        fresh=jnp.bool_(True),
+        pending=Pending((zero, zero), (zero, zero)),
+      )
       self.fetch(start, zero)
-      last = lax.fori_loop(
+      end = lax.fori_loop(
         0, steps, functools.partial(self.step, totals, steps), start
       )
-      del last
       for slot in range(2):
-        self.wait_out(slot)
+        self.wait_out(end.pending, slot)
 
     if fills:
       fill.wait(totals, plan.chip.num_cores)
@@ -150,7 +158,7 @@ class Kernel:
   # ---- data movement
 
   def lhs_copy(self, step: Step, index: jax.Array, act: str) -> None:
-    window = self.rows.window_of(self.buf.table, step.now)
+    window = self.rows.window_of(step.now)
     slot = parity(index)
 
     def copy(source: pl.Slice, target: pl.Slice) -> None:
@@ -167,14 +175,13 @@ class Kernel:
 
   def rhs_copy(self, step: Step, act: str) -> None:
     slot = parity(step.weights)
-    group = self.buf.table.ids[step.now.group]
     transposed = self.plan.problem.transpose_rhs
 
     def copy(k: tuple[pl.Slice, pl.Slice], n: tuple[pl.Slice, pl.Slice]) -> None:
       (source, target) = zip(n, k) if transposed else zip(k, n)
       getattr(
         pltpu.make_async_copy(
-          self.rhs.at[(group, *source)],
+          self.rhs.at[(step.now.id, *source)],
           self.buf.rhs.at[(slot, *target)],
           self.buf.sems.at[RHS, slot],
         ),
@@ -190,7 +197,7 @@ class Kernel:
 
   def existing_copy(self, step: Step, act: str) -> None:
     """Reads the rows of the visit as they were: the output aliases them."""
-    window = self.rows.window_of(self.buf.table, step.now)
+    window = self.rows.window_of(step.now)
     slot = parity(step.visit)
 
     def copy(source: pl.Slice, target: pl.Slice) -> None:
@@ -222,13 +229,13 @@ class Kernel:
 
     self.plan.n.with_tile(outer, copy)
 
-  def wait_out(self, slot: Any) -> None:
+  def wait_out(self, pending: Pending, slot: int) -> None:
     """Waits until an out buffer may be written again."""
-    rows = self.buf.pending[slot, 0]
+    rows = pending.rows[slot]
 
     @pl.when(rows > 0)
     def _() -> None:
-      self.out_copy(slot, self.buf.pending[slot, 1], 0, rows, "wait")
+      self.out_copy(slot, pending.outer[slot], 0, rows, "wait")
 
   def fetch(self, step: Step, index: jax.Array) -> None:
     """Starts the copies that a step needs."""
@@ -262,8 +269,8 @@ class Kernel:
     def _() -> None:
       self.rhs_copy(step, "wait")
 
-    self.compute(step, index, totals)
-    return following
+    pending = self.compute(step, index, totals)
+    return following._replace(pending=pending)
 
   def following(self, totals: Totals, step: Step) -> Step:
     now = step.now
@@ -279,17 +286,17 @@ class Kernel:
       step.visit + new_visit.astype(jnp.int32),
       step.weights + fresh.astype(jnp.int32),
       fresh,
+      step.pending,
     )
 
-  def compute(self, step: Step, index: jax.Array, totals: Totals) -> None:
+  def compute(self, step: Step, index: jax.Array, totals: Totals) -> Pending:
     k_axis, inner = self.plan.k, step.now.inner
-    window = self.rows.window_of(self.buf.table, step.now)
+    window = self.rows.window_of(step.now)
     if k_axis.count == 1:
       self.begin_out(step)
       self.wait_existing(step)
       self.each_chunk(window, functools.partial(self.whole_k, step, index))
-      self.finish_visit(step, window, totals)
-      return
+      return self.finish_visit(step, window, totals)
 
     @pl.when(inner == 0)
     def _() -> None:
@@ -306,12 +313,19 @@ class Kernel:
     def _() -> None:
       self.wait_existing(step)
       self.each_chunk(window, functools.partial(self.from_acc, step))
-      self.finish_visit(step, window, totals)
+
+    return lax.cond(
+      inner == k_axis.count - 1,
+      lambda: self.finish_visit(step, window, totals),
+      lambda: step.pending,
+    )
 
   def begin_out(self, step: Step) -> None:
-    slot = parity(step.visit)
-    self.wait_out(slot)
-    self.buf.pending[slot, 0] = 0
+    for slot in range(2):
+
+      @pl.when(parity(step.visit) == slot)
+      def _(slot: int = slot) -> None:
+        self.wait_out(step.pending, slot)
 
   def wait_existing(self, step: Step) -> None:
     if self.plan.problem.has_existing:
@@ -385,7 +399,9 @@ class Kernel:
 
   # ---- edges of groups
 
-  def finish_visit(self, step: Step, window: Window, totals: Totals) -> None:
+  def finish_visit(
+    self, step: Step, window: Window, totals: Totals
+  ) -> Pending:
     """Mends the first and last block, and sends the finished rows away.
 
     1. Rows of the first block before the group come from earlier visits.
@@ -393,47 +409,58 @@ class Kernel:
     3. A last block that the group does not fill is carried on, not written,
        except by the last visit: so every row is written once.
     """
-    buf, block = self.buf, self.plan.block
-    slot = parity(step.visit)
-    rest = self.rest_of(slot)
-    cursor = step.now
-    is_first = jnp.logical_and(cursor.group == 0, cursor.tile == 0)
-
-    @pl.when(is_first)
-    def _() -> None:
-      buf.carry[...] = rest(0)
-
-    head = grid.block_rows(block, window.start) < window.lo
-    buf.out[slot, pl.ds(0, block), :] = jnp.where(
-      head, buf.carry[...], buf.out[slot, pl.ds(0, block), :]
-    )
-    last_block = pl.multiple_of(window.rows - block, block)
-    tail = grid.block_rows(block, window.start + last_block) < window.hi
-    ended = jnp.where(
-      tail, buf.out[slot, pl.ds(last_block, block), :], rest(last_block)
-    )
-    buf.out[slot, pl.ds(last_block, block), :] = ended
-    buf.carry[...] = ended
-
+    slot, now = parity(step.visit), step.now
+    self.mend_head(slot, window, jnp.logical_and(now.group == 0, now.tile == 0))
+    self.mend_tail(slot, window)
     is_last = jnp.logical_and(
-      cursor.group == totals.groups - 1,
-      self.rows.is_last_tile(buf.table, cursor),
+      now.group == totals.groups - 1, self.rows.is_last_tile(now)
     )
     whole = self.rows.floor(window.hi) - window.start
     rows = jnp.where(is_last, window.rows, jnp.minimum(whole, window.rows))
-    buf.pending[slot, 0] = rows
-    buf.pending[slot, 1] = cursor.outer
 
     @pl.when(rows > 0)
     def _() -> None:
-      self.out_copy(slot, cursor.outer, window.start, rows, "start")
+      self.out_copy(slot, now.outer, window.start, rows, "start")
 
-  def rest_of(self, slot: Any) -> Any:
-    """Returns rest(first row): a block as it is where no group has rows."""
-    block, shape = self.plan.block, self.buf.carry.shape
+    old = step.pending
+    put = lambda pair, new: tuple(
+      jnp.where(slot == i, new, pair[i]) for i in range(2)
+    )
+    return Pending(put(old.rows, rows), put(old.outer, now.outer))
+
+  def mend_head(
+    self, slot: jax.Array, window: Window, is_first: jax.Array
+  ) -> None:
+    buf, block = self.buf, self.plan.block
+
+    @pl.when(window.lo > window.start)
+    def _() -> None:
+      @pl.when(is_first)
+      def _() -> None:
+        buf.carry[...] = self.unowned(slot, 0)
+
+      before = grid.block_rows(block, window.start) < window.lo
+      at = (slot, pl.ds(0, block), slice(None))
+      buf.out[at] = jnp.where(before, buf.carry[...], buf.out[at])
+
+  def mend_tail(self, slot: jax.Array, window: Window) -> None:
+    buf, block = self.buf, self.plan.block
+    first = pl.multiple_of(window.rows - block, block)
+
+    @pl.when(window.hi < window.start + window.rows)
+    def _() -> None:
+      inside = grid.block_rows(block, window.start + first) < window.hi
+      at = (slot, pl.ds(first, block), slice(None))
+      mended = jnp.where(inside, buf.out[at], self.unowned(slot, first))
+      buf.out[at] = mended
+      buf.carry[...] = mended
+
+  def unowned(self, slot: jax.Array, row: Any) -> jax.Array:
+    """A block from `row` on as it is where no group has rows."""
+    carry = self.buf.carry
     if self.plan.problem.has_existing:
-      return lambda row: self.buf.existing[slot, pl.ds(row, block), :]
-    return lambda row: jnp.zeros(shape, self.buf.carry.dtype)
+      return self.buf.existing[slot, pl.ds(row, self.plan.block), :]
+    return jnp.zeros(carry.shape, carry.dtype)
 
 
 def gmm(

@@ -92,9 +92,9 @@ class GroupTable(NamedTuple):
   """Local groups that have rows, in SMEM; written by `fill_group_table`.
 
   Attributes:
-    ids: [g + 1] local index of the group.
-    starts: [g + 1] its first row.
-    ends: [g + 1] the row after its last.
+    ids: [g] local index of the group.
+    starts: [g] its first row.
+    ends: [g] the row after its last.
   """
 
   ids: Any
@@ -103,8 +103,7 @@ class GroupTable(NamedTuple):
 
   @staticmethod
   def scratch(g: int) -> list[Any]:
-    # One entry more than groups, so that the write below needs no branch.
-    return [pltpu.SMEM((g + 1,), jnp.int32) for _ in range(3)]
+    return [pltpu.SMEM((g,), jnp.int32) for _ in range(3)]
 
 
 class Totals(NamedTuple):
@@ -132,7 +131,7 @@ class Window(NamedTuple):
   hi: jax.Array
 
 
-class Cursor(NamedTuple):
+class Visit(NamedTuple):
   """A step of a kernel: inner fastest, then tile, group, outer.
 
   Attributes:
@@ -140,12 +139,18 @@ class Cursor(NamedTuple):
     group: index into the GroupTable.
     tile: window within the group.
     inner: k tile within the visit (always 0 in tgmm).
+    id: local index of the group.
+    lo: first row of the group.
+    hi: row after its last.
   """
 
   outer: jax.Array
   group: jax.Array
   tile: jax.Array
   inner: jax.Array
+  id: jax.Array
+  lo: jax.Array
+  hi: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,8 +189,6 @@ class RowGrid:
 
     1. Rows before group i are the sum of the sizes before it, clipped at m.
     2. A group is local when offset <= i < offset + g.
-    3. Every group is written to the next free entry, but only a local one with
-       rows moves that entry on.
 
     Args:
       sizes_ref: int32 [g_total], each in [0, m].
@@ -204,10 +207,14 @@ class RowGrid:
     def add(i: jax.Array, carry: tuple[jax.Array, ...]):
       row, groups, visits = carry
       end = row + jnp.minimum(sizes_ref[i], self.m - row)
-      table.ids[groups] = i - offset
-      table.starts[groups] = row
-      table.ends[groups] = end
       has_rows = end > row
+
+      @pl.when(has_rows)
+      def _() -> None:
+        table.ids[groups] = i - offset
+        table.starts[groups] = row
+        table.ends[groups] = end
+
       visits += jnp.where(has_rows, self.windows(row, end), 0)
       return end, groups + has_rows.astype(jnp.int32), visits
 
@@ -220,31 +227,45 @@ class RowGrid:
       groups, visits, jnp.where(some, first, 0), jnp.where(some, end, 0)
     )
 
-  def window_of(self, table: GroupTable, cursor: Cursor) -> Window:
-    lo, hi = table.starts[cursor.group], table.ends[cursor.group]
-    start = self.floor(lo) + cursor.tile * self.window
+  def window_of(self, visit: Visit) -> Window:
+    start = self.floor(visit.lo) + visit.tile * self.window
     start = pl.multiple_of(start, self.block)
-    rows = jnp.minimum(self.ceil(hi) - start, self.window)
-    return Window(start, pl.multiple_of(rows, self.block), lo, hi)
+    rows = jnp.minimum(self.ceil(visit.hi) - start, self.window)
+    return Window(
+      start, pl.multiple_of(rows, self.block), visit.lo, visit.hi
+    )
 
-  def is_last_tile(self, table: GroupTable, cursor: Cursor) -> jax.Array:
-    windows = self.windows(table.starts[cursor.group], table.ends[cursor.group])
-    return cursor.tile == windows - 1
+  def is_last_tile(self, visit: Visit) -> jax.Array:
+    return visit.tile == self.windows(visit.lo, visit.hi) - 1
+
+  def first_visit(self, table: GroupTable, outer: jax.Array) -> Visit:
+    zero = np.int32(0)
+    return Visit(outer, zero, zero, zero, *_entry(table, zero))
 
   def advance(
-    self, table: GroupTable, groups: jax.Array, inner: int, cursor: Cursor
-  ) -> Cursor:
+    self, table: GroupTable, groups: jax.Array, inner: int, visit: Visit
+  ) -> Visit:
     """Returns the next step; after the last one, one that is never used."""
-    end_inner = cursor.inner == inner - 1
-    end_tile = jnp.logical_and(end_inner, self.is_last_tile(table, cursor))
-    end_group = jnp.logical_and(end_tile, cursor.group == groups - 1)
+    end_inner = visit.inner == inner - 1
+    end_tile = jnp.logical_and(end_inner, self.is_last_tile(visit))
+    end_group = jnp.logical_and(end_tile, visit.group == groups - 1)
     step = lambda flag: flag.astype(jnp.int32)
-    return Cursor(
-      outer=cursor.outer + step(end_group),
-      group=jnp.where(end_group, 0, cursor.group + step(end_tile)),
-      tile=jnp.where(end_tile, 0, cursor.tile + step(end_inner)),
-      inner=jnp.where(end_inner, 0, cursor.inner + 1),
+    group = jnp.where(end_group, 0, visit.group + step(end_tile))
+    return Visit(
+      visit.outer + step(end_group),
+      group,
+      jnp.where(end_tile, 0, visit.tile + step(end_inner)),
+      jnp.where(end_inner, 0, visit.inner + 1),
+      *lax.cond(
+        end_tile,
+        lambda: _entry(table, group),
+        lambda: (visit.id, visit.lo, visit.hi),
+      ),
     )
+
+
+def _entry(table: GroupTable, group: Any) -> tuple[jax.Array, ...]:
+  return table.ids[group], table.starts[group], table.ends[group]
 
 
 def core_share(count: int, num_cores: int) -> tuple[Any, Any]:

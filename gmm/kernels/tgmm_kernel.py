@@ -24,7 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from gmm.kernels import grid, launch, zeros
 from gmm.kernels.gmm_kernel import parity
-from gmm.kernels.grid import Cursor, GroupTable, Totals, Window
+from gmm.kernels.grid import GroupTable, Totals, Visit, Window
 from gmm.kernels.tiling import Plan
 
 PIECE_N = 512
@@ -40,8 +40,6 @@ class Buffers(NamedTuple):
     dout: VMEM [2, rows, tile_n].
     out: VMEM [2, tile_k, tile_n].
     acc: VMEM [tile_k, tile_n] in float32 or int32.
-    pending: SMEM [2]: 1 + the output tile of the DMA that an out buffer waits
-      for; 0 is none.
     zero: VMEM [zero_rows, n].
     zero_tail: VMEM [k % zero_rows, n], or None.
     sems: DMA semaphores [3, 2]: lhs, dout, out.
@@ -53,7 +51,6 @@ class Buffers(NamedTuple):
   dout: Any
   out: Any
   acc: Any
-  pending: Any
   zero: Any
   zero_tail: Any
   sems: Any
@@ -71,7 +68,6 @@ def scratch(plan: Plan) -> Buffers:
     dout=pltpu.VMEM((2, rows, n), problem.rhs_dtype),
     out=pltpu.VMEM((2, k, n), out),
     acc=pltpu.VMEM((k, n), problem.acc_dtype),
-    pending=pltpu.SMEM((2,), jnp.int32),
     zero=pltpu.VMEM((plan.zero_rows, problem.n), out),
     zero_tail=pltpu.VMEM((tail, problem.n), out) if tail else None,
     sems=pltpu.SemaphoreType.DMA((3, 2)),
@@ -80,10 +76,18 @@ def scratch(plan: Plan) -> Buffers:
 
 
 class Step(NamedTuple):
-  """What the step loop carries: the step, and the results finished so far."""
+  """What the step loop carries.
 
-  now: Cursor
+  Attributes:
+    now: the step to compute; its operands are on their way.
+    done: results finished so far.
+    pending: the output tile that out buffers 0 and 1 are being copied to; -1 is
+      none.
+  """
+
+  now: Visit
   done: jax.Array
+  pending: tuple[jax.Array, jax.Array]
 
 
 class Kernel:
@@ -111,24 +115,22 @@ class Kernel:
       buf.zero_tail,
       buf.zero_sem.at[0],
     )
-    fill.start(cores)
-    first, end = grid.core_share(plan.k.count * plan.n.count, cores)
-    steps = (end - first) * totals.visits
-    for slot in range(2):
-      buf.pending[slot] = 0
+    filled = fill.start(cores)
+    first, last = grid.core_share(plan.k.count * plan.n.count, cores)
+    steps = (last - first) * totals.visits
 
     @pl.when(steps > 0)
     def _() -> None:
-      zero = np.int32(0)
-      start = Step(Cursor(first, zero, zero, zero), zero)
+      zero, none = np.int32(0), np.int32(-1)
+      start = Step(self.rows.first_visit(buf.table, first), zero, (none, none))
       self.copies(start.now, zero, "start")
-      lax.fori_loop(
+      end = lax.fori_loop(
         0, steps, functools.partial(self.step, totals, steps), start
       )
       for slot in range(2):
-        self.wait_out(slot)
+        self.wait_out(end.pending, slot)
 
-    fill.wait(cores)
+    fill.wait(filled)
 
   def tile(self, outer: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the (k, n) tile of an output tile; k is the faster one."""
@@ -137,9 +139,9 @@ class Kernel:
 
   # ---- data movement
 
-  def copies(self, now: Cursor, index: jax.Array, act: str) -> None:
+  def copies(self, now: Visit, index: jax.Array, act: str) -> None:
     """Starts, or waits for, the rows of both operands."""
-    window = self.rows.window_of(self.buf.table, now)
+    window = self.rows.window_of(now)
     slot = parity(index)
     k_tile, n_tile = self.tile(now.outer)
 
@@ -180,12 +182,12 @@ class Kernel:
       lambda *k: self.plan.n.with_tile(n_tile, lambda *n: copy(k, n)),
     )
 
-  def wait_out(self, slot: Any) -> None:
-    pending = self.buf.pending[slot]
+  def wait_out(self, pending: tuple[jax.Array, ...], slot: int) -> None:
+    """Waits until an out buffer may be written again."""
 
-    @pl.when(pending > 0)
+    @pl.when(pending[slot] >= 0)
     def _() -> None:
-      self.out_copy(slot, pending - 1, 0, "wait")
+      self.out_copy(slot, pending[slot], 0, "wait")
 
   # ---- steps
 
@@ -200,25 +202,29 @@ class Kernel:
       self.copies(after, index + 1, "start")
 
     self.copies(now, index, "wait")
-    ends = self.rows.is_last_tile(self.buf.table, now)
+    ends = self.rows.is_last_tile(now)
     out_slot = parity(step.done)
 
-    @pl.when(ends)
-    def _() -> None:
-      self.wait_out(out_slot)
+    for i in range(2):
+
+      @pl.when(jnp.logical_and(ends, out_slot == i))
+      def _(i: int = i) -> None:
+        self.wait_out(step.pending, i)
 
     self.compute(now, parity(index), ends, out_slot)
 
     @pl.when(ends)
     def _() -> None:
-      group = self.buf.table.ids[now.group]
-      self.out_copy(out_slot, now.outer, group, "start")
-      self.buf.pending[out_slot] = now.outer + 1
+      self.out_copy(out_slot, now.outer, now.id, "start")
 
-    return Step(after, step.done + ends.astype(jnp.int32))
+    sent = [jnp.logical_and(ends, out_slot == i) for i in range(2)]
+    pending = tuple(
+      jnp.where(s, now.outer, p) for s, p in zip(sent, step.pending)
+    )
+    return Step(after, step.done + ends.astype(jnp.int32), pending)
 
   def compute(
-    self, now: Cursor, slot: jax.Array, ends: jax.Array, out_slot: jax.Array
+    self, now: Visit, slot: jax.Array, ends: jax.Array, out_slot: jax.Array
   ) -> None:
     """Adds the window's rows; the last chunk may complete the group.
 
@@ -226,8 +232,12 @@ class Kernel:
     2. Rows after it, and those that the buffer held before, can only lie in
        the last chunk: masked there. Both operands are, since 0 * NaN is NaN.
     """
-    window = self.rows.window_of(self.buf.table, now)
-    self.clear_head(window, slot)
+    window = self.rows.window_of(now)
+
+    @pl.when(window.lo > window.start)
+    def _() -> None:
+      self.clear_head(window, slot)
+
     chunk = self.plan.chunk
     full = lax.div(window.rows - 1, np.int32(chunk))
     begins = now.tile == 0

@@ -104,38 +104,45 @@ class GroupFill:
   zero_tail: Any
   sem: Any
 
-  def start(self, num_cores: int) -> None:
+  def start(self, num_cores: int) -> jax.Array:
+    """Starts this core's copies; returns for how many groups."""
     for ref in (self.zero, self.zero_tail):
       if ref is not None:
         ref[...] = jnp.zeros(ref.shape, ref.dtype)
-    self._each(num_cores, "start")
 
-  def wait(self, num_cores: int) -> None:
-    self._each(num_cores, "wait")
+    def gap(position: jax.Array, filled: jax.Array) -> jax.Array:
+      """Fills the groups between entries position - 1 and position."""
+      first = jnp.where(
+        position == 0, 0, self.table.ids[jnp.maximum(position - 1, 0)] + 1
+      )
+      end = jnp.where(
+        position == self.groups,
+        self.out.shape[0],
+        self.table.ids[jnp.minimum(position, self.out.shape[0] - 1)],
+      )
+      return lax.fori_loop(first, end, fill, filled)
 
-  def _each(self, num_cores: int, act: str) -> None:
-    """Merges the sorted list of groups with rows against all local groups."""
+    def fill(group: jax.Array, filled: jax.Array) -> jax.Array:
+      mine = jnp.bool_(True)
+      if num_cores > 1:
+        mine = lax.rem(group, np.int32(num_cores)) == pl.program_id(0)
+
+      @pl.when(mine)
+      def _() -> None:
+        self._fill(group, "start")
+
+      return filled + mine.astype(jnp.int32)
+
+    return lax.fori_loop(0, self.groups + 1, gap, np.int32(0))
+
+  def wait(self, filled: jax.Array) -> None:
+    @pl.loop(0, filled)
+    def _(_: jax.Array) -> None:
+      self._fill(np.int32(0), "wait")
+
+  def _fill(self, group: Any, act: str) -> None:
     axis = Axis(self.out.shape[1], self.zero.shape[0])
 
-    def visit(group: jax.Array, position: jax.Array) -> jax.Array:
-      known = jnp.minimum(position, jnp.maximum(self.groups - 1, 0))
-      has_rows = jnp.logical_and(
-        position < self.groups, self.table.ids[known] == group
-      )
-      empty = jnp.logical_not(has_rows)
-      if num_cores > 1:
-        turn = lax.rem(group, np.int32(num_cores)) == pl.program_id(0)
-        empty = jnp.logical_and(empty, turn)
-
-      @pl.when(empty)
-      def _() -> None:
-        self._fill(group, axis, act)
-
-      return position + has_rows.astype(jnp.int32)
-
-    lax.fori_loop(0, self.out.shape[0], visit, np.int32(0))
-
-  def _fill(self, group: jax.Array, axis: Axis, act: str) -> None:
     def copy(source: Any, rows: pl.Slice) -> None:
       getattr(
         pltpu.make_async_copy(source, self.out.at[group, rows], self.sem), act
