@@ -232,12 +232,15 @@ def _lower_on_tpu(ctx: Any, x: Any, *, assumed_chip: bool) -> list[Any]:
 
 
 def _lower_elsewhere(ctx: Any, x: Any, *, assumed_chip: bool) -> list[Any]:
-  del x, assumed_chip
-  platforms = ctx.platforms or ctx.module_context.platforms
-  raise NotImplementedError(
-    f"backend='pallas' needs a program for TPU, but this one is lowered for "
-    f"{', '.join(platforms)}; use backend='auto', 'xla' or 'interpret'"
-  )
+  del assumed_chip
+  platforms = ctx.module_context.platforms
+  # A program for several platforms holds every branch for each of them.
+  if len(platforms) == 1:
+    raise NotImplementedError(
+      f"backend='pallas' needs a program for TPU, but this one is lowered for "
+      f"{platforms[0]}; use backend='auto', 'xla' or 'interpret'"
+    )
+  return [x]
 
 
 mlir.register_lowering(_on_tpu_p, _lower_elsewhere)

@@ -156,7 +156,7 @@ def tgmm(
 
     acc = varying.vary_like(jnp.zeros((height, width), p.acc_dtype), out)
     acc = _for_blocks(rows, block, visit, acc).astype(p.out_dtype)
-    return lax.dynamic_update_slice(out, acc[None], (i, first, 0))
+    return lax.dynamic_update_slice(out, acc[None], (i, first, jnp.int32(0)))
 
   return _for_panels(p, sizes, offset, width=height, body=panel, init=out)
 
