@@ -177,7 +177,7 @@ class Problem:
 # ---- the caller's choices
 
 
-def _checked_tiling(name: str, tiling: Any) -> Tiling | None:
+def checked_tiling(name: str, tiling: Any) -> Tiling | None:
   """Returns `tiling` as three positive ints, or None; raises naming `name`."""
   wanted = "(tile_m, tile_k, tile_n), three positive ints"
   if tiling is None:
@@ -223,7 +223,7 @@ class Tiles:
   def __post_init__(self) -> None:
     """Checks each tiling."""
     for field in dataclasses.fields(self):
-      checked = _checked_tiling(
+      checked = checked_tiling(
         f"tiling.{field.name}", getattr(self, field.name)
       )
       object.__setattr__(self, field.name, checked)
@@ -276,7 +276,7 @@ class Config:
         "backend='xla'; drop one of the two"
       )
     if not isinstance(self.tiling, Tiles):
-      object.__setattr__(self, "tiling", _checked_tiling("tiling", self.tiling))
+      object.__setattr__(self, "tiling", checked_tiling("tiling", self.tiling))
     if self.chip is not None:
       # Imported here because the kernels import this module.
       from gmm.kernels import chip as chips

@@ -1,0 +1,325 @@
+"""Each bad input raises what the table promises and says which argument it is.
+
+The same row goes through the operation and through the raw kernel wrapper.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gmm import kernels, ops
+
+M, K, N, G = 6, 16, 24, 3
+LHS = np.zeros((M, K), np.float32)
+RHS = np.zeros((G, K, N), np.float32)
+DOUT = np.zeros((M, N), np.float32)
+SIZES = np.zeros((G,), np.int32)
+
+
+def like(shape, dtype=np.float32):
+  return np.zeros(shape, jnp.dtype(dtype))
+
+
+def jax_like(shape, dtype):
+  return jnp.zeros(shape, dtype)
+
+
+# What both take, and what the message must hold: the argument, what came, what
+# is wanted.
+SHARED = {
+  "lhs_rank_1": (ValueError, {"lhs": like((K,))}, "`lhs`", "[16]", "[m, k]"),
+  "lhs_rank_3": (ValueError, {"lhs": like((1, M, K))}, "`lhs`", "[m, k]"),
+  "lhs_float64": (TypeError, {"lhs": like((M, K), "f8")}, "`lhs`", "float64",
+                  "bfloat16"),
+  "lhs_complex": (TypeError, {"lhs": like((M, K), "c8")}, "`lhs`",
+                  "complex64"),
+  "lhs_bool": (TypeError, {"lhs": like((M, K), "?")}, "`lhs`", "bool"),
+  "lhs_int32": (TypeError, {"lhs": like((M, K), "i4")}, "`lhs`", "int32"),
+  "lhs_uint8": (TypeError, {"lhs": like((M, K), "u1")}, "`lhs`", "uint8"),
+  "lhs_list": (TypeError, {"lhs": [[0.0] * K] * M}, "`lhs`", "list"),
+  "lhs_int4": (NotImplementedError, {"lhs": like((M, K), jnp.int4)}, "`lhs`",
+               "int4", "rhs_scale"),
+  "sizes_rank_2": (ValueError, {"group_sizes": like((G, 1), "i4")},
+                   "`group_sizes`", "[3, 1]", "[g_total]"),
+  "sizes_scalar": (ValueError, {"group_sizes": np.int32(3)}, "`group_sizes`"),
+  "sizes_float": (TypeError, {"group_sizes": like((G,))}, "`group_sizes`",
+                  "float32", "integers"),
+  "sizes_bool": (TypeError, {"group_sizes": like((G,), "?")}, "`group_sizes`"),
+  "sizes_list": (TypeError, {"group_sizes": [2, 2, 2]}, "`group_sizes`",
+                 "list"),
+  "sizes_too_short": (ValueError, {"group_sizes": like((G - 1,), "i4")},
+                      "`group_sizes`", "[2]", "g = 3", "g_total >= g"),
+  "offset_shape_2": (ValueError, {"group_offset": like((2,), "i4")},
+                     "`group_offset`", "[2]", "[1]"),
+  "offset_shape_11": (ValueError, {"group_offset": like((1, 1), "i4")},
+                      "`group_offset`", "[1, 1]"),
+  "offset_float": (TypeError, {"group_offset": 1.0}, "`group_offset`", "1.0"),
+  "offset_float_array": (TypeError, {"group_offset": like((1,))},
+                         "`group_offset`", "float32"),
+  "offset_bool": (TypeError, {"group_offset": True}, "`group_offset`", "True"),
+  "offset_bool_array": (TypeError, {"group_offset": like((1,), "?")},
+                        "`group_offset`", "bool"),
+  "offset_list": (TypeError, {"group_offset": [1]}, "`group_offset`", "list"),
+  "preferred_float64": (TypeError, {"preferred_element_type": "float64"},
+                        "`preferred_element_type`", "float64", "bfloat16"),
+  "preferred_int8": (TypeError, {"preferred_element_type": jnp.int8},
+                     "`preferred_element_type`", "int8"),
+  "preferred_int32": (TypeError, {"preferred_element_type": jnp.int32},
+                      "`preferred_element_type`", "float32"),
+  "preferred_nonsense": (TypeError, {"preferred_element_type": "fast"},
+                         "`preferred_element_type`", "fast"),
+  "precision_name": (ValueError, {"precision": "best"}, "`precision`", "best",
+                     "highest"),
+  "precision_pair": (ValueError, {"precision": ("high", "highest")},
+                     "`precision`", "same"),
+  "precision_triple": (ValueError, {"precision": ("high",) * 3},
+                       "`precision`"),
+  "precision_type": (TypeError, {"precision": 3}, "`precision`", "3"),
+}
+
+GMM = SHARED | {
+  "rhs_rank_2": (ValueError, {"rhs": like((K, N))}, "`rhs`", "[16, 24]",
+                 "[g, k, n]"),
+  "rhs_rank_2_nt": (ValueError, {"rhs": like((N, K)), "transpose_rhs": True},
+                    "`rhs`", "[g, n, k]"),
+  "rhs_k": (ValueError, {"rhs": like((G, K + 1, N))}, "`rhs`", "[3, 17, 24]",
+            "k = 16"),
+  "rhs_is_nt": (ValueError, {"rhs": like((G, N, K))}, "`rhs`", "[3, 24, 16]",
+                "transpose_rhs=True"),
+  "rhs_is_nn": (ValueError, {"transpose_rhs": True}, "`rhs`", "[g, n, k]",
+                "transpose_rhs=False"),
+  "rhs_float64": (TypeError, {"rhs": like((G, K, N), "f8")}, "`rhs`",
+                  "float64"),
+  "rhs_int4": (NotImplementedError, {"rhs": like((G, K, N), jnp.int4)},
+               "`rhs`", "int4"),
+  "transpose_rhs": (TypeError, {"transpose_rhs": 1}, "`transpose_rhs`", "1"),
+  "existing_rank": (ValueError, {"existing_out": like((M,))},
+                    "`existing_out`", "[m, n]"),
+  "existing_m": (ValueError, {"existing_out": like((M + 1, N))},
+                 "`existing_out`", "[7, 24]", "[6, 24]"),
+  "existing_n": (ValueError, {"existing_out": like((M, K))}, "`existing_out`",
+                 "[6, 16]", "[6, 24]"),
+  "existing_dtype": (TypeError, {"existing_out": like((M, N), jnp.bfloat16)},
+                     "`existing_out`", "bfloat16", "float32"),
+  "rhs_scale": (NotImplementedError, {"rhs_scale": like((G, 1, N))},
+                "`rhs_scale`"),
+  "rhs_bias": (NotImplementedError, {"rhs_bias": like((G, N))}, "`rhs_bias`"),
+  "precision_of_bf16": (
+    ValueError,
+    {"lhs": like((M, K), jnp.bfloat16), "rhs": like((G, K, N), jnp.bfloat16),
+     "precision": "highest"},
+    "`precision`", "HIGHEST", "bfloat16", "float32",
+  ),
+}
+
+TGMM = SHARED | {
+  "dout_rank": (ValueError, {"dout": like((M,))}, "`dout`", "[m, n]"),
+  "dout_m": (ValueError, {"dout": like((M + 1, N))}, "`dout`", "[7, 24]",
+             "m = 6"),
+  "dout_float64": (TypeError, {"dout": like((M, N), "f8")}, "`dout`",
+                   "float64"),
+  "num_groups_float": (TypeError, {"num_groups": 3.0}, "`num_groups`", "3.0"),
+  "num_groups_bool": (TypeError, {"num_groups": True}, "`num_groups`"),
+  "num_groups_negative": (ValueError, {"num_groups": -1}, "`num_groups`",
+                          "-1"),
+  "precision_of_bf16": (
+    ValueError,
+    {"lhs": like((M, K), jnp.bfloat16), "dout": like((M, N), jnp.bfloat16),
+     "precision": "highest"},
+    "`precision`", "HIGHEST", "bfloat16", "float32",
+  ),
+}
+
+# A tiling in the kernels' signature.
+TILINGS = {
+  "tiling_zero": (ValueError, (0, 128, 128), "tiling"),
+  "tiling_negative": (ValueError, (8, -128, 128), "tiling"),
+  "tiling_pair": (ValueError, (8, 128), "tiling"),
+  "tiling_float": (TypeError, (8.0, 128, 128), "tiling"),
+  "tiling_int": (TypeError, 128, "tiling"),
+}
+
+
+def call_gmm(function, **changes):
+  x = {"lhs": LHS, "rhs": RHS, "group_sizes": SIZES} | changes
+  return function(x.pop("lhs"), x.pop("rhs"), x.pop("group_sizes"), **x)
+
+
+def call_tgmm(function, **changes):
+  x = {"lhs": LHS, "dout": DOUT, "group_sizes": SIZES, "num_groups": G}
+  x |= changes
+  return function(x.pop("lhs"), x.pop("dout"), x.pop("group_sizes"), **x)
+
+
+def raises(case, call):
+  error, arguments, *said = case
+  with pytest.raises(error) as caught:
+    call(**arguments)
+  assert caught.type is error
+  for words in said:
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", GMM)
+@pytest.mark.parametrize("function", [ops.gmm, kernels.gmm_v2])
+def test_gmm_refuses(function, name):
+  raises(GMM[name], functools.partial(call_gmm, function))
+
+
+@pytest.mark.parametrize("name", TGMM)
+@pytest.mark.parametrize("function", [ops.tgmm, kernels.tgmm_v2])
+def test_tgmm_refuses(function, name):
+  raises(TGMM[name], functools.partial(call_tgmm, function))
+
+
+@pytest.mark.parametrize("name", ["rhs_is_nt", "sizes_float", "existing_m",
+                                  "offset_shape_2"])
+def test_gmm_refuses_under_jit(name):
+  error, arguments, *said = GMM[name]
+  arrays = {k: v for k, v in arguments.items() if hasattr(v, "shape")}
+  with pytest.raises(error, match=re.escape(said[0])):
+    jax.jit(functools.partial(call_gmm, ops.gmm))(**arrays)
+
+
+@pytest.mark.parametrize("name", TILINGS)
+@pytest.mark.parametrize("where", ["gmm_v2", "tgmm_v2", "config", "tiles"])
+def test_bad_tilings(name, where):
+  error, tiling, said = TILINGS[name]
+  calls = {
+    "gmm_v2": lambda: call_gmm(kernels.gmm_v2, tiling=tiling),
+    "tgmm_v2": lambda: call_tgmm(kernels.tgmm_v2, tiling=tiling),
+    "config": lambda: ops.Config(tiling=tiling),
+    "tiles": lambda: ops.Config(tiling=ops.Tiles(drhs=tiling)),
+  }
+  with pytest.raises(error, match=said) as caught:
+    calls[where]()
+  assert caught.type is error
+
+
+@pytest.mark.parametrize("backend", ["auto", "pallas", "interpret"])
+def test_a_tiling_that_does_not_fit_says_how_much_it_needs(backend):
+  m, k, n = 8192, 8192, 8192
+  x = {
+    "lhs": jax.ShapeDtypeStruct((m, k), jnp.float32),
+    "rhs": jax.ShapeDtypeStruct((G, k, n), jnp.float32),
+    "group_sizes": jax.ShapeDtypeStruct((G,), jnp.int32),
+  }
+  config = ops.Config(backend=backend, tiling=(m, k, n), chip="v5e")
+  with pytest.raises(ValueError, match="tiling.*bytes"):
+    jax.eval_shape(
+      lambda x: call_gmm(ops.gmm, config=config, **x), x
+    )
+
+
+@pytest.mark.parametrize("chip", ["v99", "cpu", ""])
+def test_unknown_chips(chip):
+  for call in (
+    lambda: ops.Config(chip=chip),
+    lambda: call_gmm(kernels.gmm_v2, chip=chip),
+    lambda: call_tgmm(kernels.tgmm_v2, chip=chip),
+  ):
+    with pytest.raises(ValueError, match="`chip`.*v6e"):
+      call()
+
+
+@pytest.mark.parametrize(
+  ("error", "keys", "said"),
+  [
+    (ValueError, {"backend": "tpu"}, "`backend`.*'tpu'.*interpret"),
+    (ValueError, {"backend": None}, "`backend`"),
+    (TypeError, {"chip": 6}, "`chip`"),
+    (TypeError, {"use_gmm_v2": None}, "`use_gmm_v2`"),
+    (TypeError, {"use_gmm_v2": 1}, "`use_gmm_v2`"),
+    (TypeError, {"use_gmm_v2_transposed_rhs_dlhs": "yes"},
+     "`use_gmm_v2_transposed_rhs_dlhs`.*'yes'"),
+    (ValueError, {"use_gmm_v2": False, "use_gmm_v2_transposed_rhs_dlhs": True},
+     "use_gmm_v2_transposed_rhs_dlhs=True.*use_gmm_v2=False"),
+    (ValueError, {"use_gmm_v2": False, "backend": "pallas"},
+     "'pallas'.*use_gmm_v2=False"),
+    (ValueError, {"use_gmm_v2": False, "backend": "interpret"},
+     "'interpret'.*use_gmm_v2=False"),
+  ],
+)
+def test_bad_configs(error, keys, said):
+  with pytest.raises(error, match=said):
+    ops.Config(**keys)
+
+
+@pytest.mark.parametrize(
+  ("error", "keys", "said"),
+  [
+    (ValueError, {"use_gmm_v2": "maybe"}, "`use_gmm_v2`.*maybe"),
+    (TypeError, {"use_gmm_v2": 1}, "`use_gmm_v2`"),
+    (ValueError,
+     {"use_gmm_v2": False, "use_gmm_v2_transposed_rhs_dlhs": True},
+     "use_gmm_v2_transposed_rhs_dlhs=True.*use_gmm_v2=False"),
+    (ValueError,
+     {"use_gmm_v2": False, "moe_gmm_v2_dlhs_transpose_rhs": True},
+     "moe_gmm_v2_dlhs_transpose_rhs=True.*use_gmm_v2=False"),
+    (ValueError,
+     {"use_gmm_v2_transposed_rhs_dlhs": False,
+      "moe_gmm_v2_dlhs_transpose_rhs": True},
+     "use_gmm_v2_transposed_rhs_dlhs=False.*moe_gmm_v2_dlhs_transpose_rhs"),
+    (NotImplementedError, {"quantization": "int8"}, "`quantization`.*int8"),
+    (NotImplementedError, {"quantization": "fp8"}, "`quantization`.*fp8"),
+  ],
+)
+def test_bad_keys(error, keys, said):
+  with pytest.raises(error, match=said):
+    ops.Config.from_keys(keys)
+
+
+def test_config_is_a_config():
+  with pytest.raises(TypeError, match="`config`.*dict"):
+    call_gmm(ops.gmm, config={"backend": "xla"})
+  with pytest.raises(TypeError, match="`config`.*str"):
+    call_tgmm(ops.tgmm, config="xla")
+
+
+@pytest.mark.parametrize("backend", ["pallas", "interpret"])
+def test_float16_is_for_the_xla_backend(backend):
+  half = {"lhs": like((M, K), "f2")}
+  config = ops.Config(backend=backend)
+  for call in (
+    lambda: call_gmm(ops.gmm, config=config, **half),
+    lambda: call_gmm(kernels.gmm_v2, **half),
+    lambda: call_tgmm(ops.tgmm, config=config, **half),
+    lambda: call_tgmm(kernels.tgmm_v2, **half),
+    lambda: call_gmm(
+      ops.gmm, config=config, preferred_element_type="float16"
+    ),
+  ):
+    with pytest.raises(NotImplementedError, match="`.*`.*float16.*xla"):
+      call()
+  for name in ("xla", "auto"):
+    assert call_gmm(ops.gmm, config=ops.Config(backend=name), **half).shape
+
+
+def test_pallas_on_another_platform_says_so():
+  with pytest.raises(NotImplementedError, match="'pallas'.*cpu.*'interpret'"):
+    call_gmm(ops.gmm, config=ops.Config(backend="pallas", chip="v6e"))
+
+
+@pytest.mark.parametrize("backend", ["auto", "interpret", "xla"])
+@pytest.mark.parametrize(
+  ("m", "k", "n", "g"), [(0, 4, 5, 2), (3, 0, 5, 2), (3, 4, 0, 2), (3, 4, 5, 0)]
+)
+def test_empty_operands_give_empty_or_zero_results(backend, m, k, n, g):
+  config = ops.Config(backend=backend)
+  lhs, rhs, dout = jnp.ones((m, k)), jnp.ones((g, k, n)), jnp.ones((m, n))
+  sizes = jnp.full((g + 1,), 2, jnp.int32)
+  out, vjp = jax.vjp(
+    lambda l, r, e: ops.gmm(l, r, sizes, existing_out=e, config=config),
+    lhs, rhs, dout,
+  )
+  dlhs, drhs, dexisting = vjp(dout)
+  np.testing.assert_array_equal(out, dout)
+  np.testing.assert_array_equal(dlhs, jnp.zeros((m, k)))
+  np.testing.assert_array_equal(drhs, jnp.zeros((g, k, n)))
+  np.testing.assert_array_equal(dexisting, dout)
+  got = ops.tgmm(lhs, dout, sizes, num_groups=g, config=config)
+  np.testing.assert_array_equal(got, jnp.zeros((g, k, n)))
