@@ -7,8 +7,8 @@ _RUNNER = "//testing:runner.py"
 # Backend of the tests -> (end of the target's name, its tags).
 _BACKENDS = {
     "interpret": ("interpret", ["interpret"]),
-    "pallas": ("tpu", ["tpu"]),
-    "xla": ("xla", ["cpu"]),
+    "pallas": ("tpu", ["pallas", "tpu"]),
+    "xla": ("xla", ["cpu", "xla"]),
 }
 
 def pytest_test(name, srcs, deps = [], args = [], tags = [], workers = 0, **kwargs):
