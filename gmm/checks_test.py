@@ -29,7 +29,10 @@ def test_a_problem_is_in_the_calls_own_terms():
   )
   assert (nt.k, nt.n, nt.transpose_rhs, nt.out_shape) == (3, 4, True, (5, 4))
   tn = checks.tgmm_problem(
-    S((5, 3), F32), S((5, 4), F32), S((6,), jnp.int32), num_groups=2,
+    S((5, 3), F32),
+    S((5, 4), F32),
+    S((6,), jnp.int32),
+    num_groups=2,
     transpose_out=True,
   )
   assert (tn.kind, tn.k, tn.n, tn.out_shape) == ("tgmm", 3, 4, (2, 4, 3))
@@ -115,8 +118,11 @@ def test_precision_follows_jax_default_for_float32_alone():
 
 
 def test_pallas_refuses_float16_in_any_place():
-  for p in (problem(F16, F16), problem(F32, F16),
-            problem(preferred_element_type=F16)):
+  for p in (
+    problem(F16, F16),
+    problem(F32, F16),
+    problem(preferred_element_type=F16),
+  ):
     with pytest.raises(NotImplementedError, match="no float16 arithmetic"):
       checks.check_pallas_dtypes(p)
   checks.check_pallas_dtypes(problem(E4M3, BF16))
@@ -150,12 +156,28 @@ def test_the_sum_of_canonical_sizes_does_not_overflow():
   assert got.tolist() == [5, m - 5, 0, 0, 0]
 
 
-@pytest.mark.parametrize("make", [int, np.int64, np.array, jnp.array, jnp.int8,
-                                  lambda x: np.array([x]),
-                                  lambda x: jnp.array([x], jnp.int16)])
+@pytest.mark.parametrize(
+  "make",
+  [
+    int,
+    np.int64,
+    np.array,
+    jnp.array,
+    jnp.int8,
+    lambda x: np.array([x]),
+    lambda x: jnp.array([x], jnp.int16),
+  ],
+)
 def test_canonical_offset(make):
-  for offset, want in ((0, 0), (3, 3), (4, 4), (5, 4), (-1, 4), (-128, 4),
-                       (127, 4)):
+  for offset, want in (
+    (0, 0),
+    (3, 3),
+    (4, 4),
+    (5, 4),
+    (-1, 4),
+    (-128, 4),
+    (127, 4),
+  ):
     got = checks.canonical_offset(make(offset), 4)
     assert (got.tolist(), got.dtype, got.shape) == ([want], jnp.int32, (1,))
 
@@ -191,9 +213,7 @@ def test_use_gmm_v2_false_is_the_xla_backend():
   c = config.Config(use_gmm_v2=False)
   assert (c.effective_backend, c.dlhs_in_place) == ("xla", False)
   assert config.Config().dlhs_in_place
-  assert not config.Config(
-    use_gmm_v2_transposed_rhs_dlhs=False
-  ).dlhs_in_place
+  assert not config.Config(use_gmm_v2_transposed_rhs_dlhs=False).dlhs_in_place
 
 
 def test_from_keys_reads_a_trainers_config():

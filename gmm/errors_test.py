@@ -33,104 +33,249 @@ def jax_like(shape, dtype):
 SHARED = {
   "lhs_rank_1": (ValueError, {"lhs": like((K,))}, "`lhs`", "[16]", "[m, k]"),
   "lhs_rank_3": (ValueError, {"lhs": like((1, M, K))}, "`lhs`", "[m, k]"),
-  "lhs_float64": (TypeError, {"lhs": like((M, K), "f8")}, "`lhs`", "float64",
-                  "bfloat16"),
-  "lhs_complex": (TypeError, {"lhs": like((M, K), "c8")}, "`lhs`",
-                  "complex64"),
+  "lhs_float64": (
+    TypeError,
+    {"lhs": like((M, K), "f8")},
+    "`lhs`",
+    "float64",
+    "bfloat16",
+  ),
+  "lhs_complex": (TypeError, {"lhs": like((M, K), "c8")}, "`lhs`", "complex64"),
   "lhs_bool": (TypeError, {"lhs": like((M, K), "?")}, "`lhs`", "bool"),
   "lhs_int32": (TypeError, {"lhs": like((M, K), "i4")}, "`lhs`", "int32"),
   "lhs_uint8": (TypeError, {"lhs": like((M, K), "u1")}, "`lhs`", "uint8"),
   "lhs_list": (TypeError, {"lhs": [[0.0] * K] * M}, "`lhs`", "list"),
-  "lhs_int4": (NotImplementedError, {"lhs": like((M, K), jnp.int4)}, "`lhs`",
-               "int4", "rhs_scale"),
-  "sizes_rank_2": (ValueError, {"group_sizes": like((G, 1), "i4")},
-                   "`group_sizes`", "[3, 1]", "[g_total]"),
+  "lhs_int4": (
+    NotImplementedError,
+    {"lhs": like((M, K), jnp.int4)},
+    "`lhs`",
+    "int4",
+    "rhs_scale",
+  ),
+  "sizes_rank_2": (
+    ValueError,
+    {"group_sizes": like((G, 1), "i4")},
+    "`group_sizes`",
+    "[3, 1]",
+    "[g_total]",
+  ),
   "sizes_scalar": (ValueError, {"group_sizes": np.int32(3)}, "`group_sizes`"),
-  "sizes_float": (TypeError, {"group_sizes": like((G,))}, "`group_sizes`",
-                  "float32", "integers"),
+  "sizes_float": (
+    TypeError,
+    {"group_sizes": like((G,))},
+    "`group_sizes`",
+    "float32",
+    "integers",
+  ),
   "sizes_bool": (TypeError, {"group_sizes": like((G,), "?")}, "`group_sizes`"),
-  "sizes_list": (TypeError, {"group_sizes": [2, 2, 2]}, "`group_sizes`",
-                 "list"),
-  "sizes_too_short": (ValueError, {"group_sizes": like((G - 1,), "i4")},
-                      "`group_sizes`", "[2]", "g = 3", "g_total >= g"),
-  "offset_shape_2": (ValueError, {"group_offset": like((2,), "i4")},
-                     "`group_offset`", "[2]", "[1]"),
-  "offset_shape_11": (ValueError, {"group_offset": like((1, 1), "i4")},
-                      "`group_offset`", "[1, 1]"),
+  "sizes_list": (
+    TypeError,
+    {"group_sizes": [2, 2, 2]},
+    "`group_sizes`",
+    "list",
+  ),
+  "sizes_too_short": (
+    ValueError,
+    {"group_sizes": like((G - 1,), "i4")},
+    "`group_sizes`",
+    "[2]",
+    "g = 3",
+    "g_total >= g",
+  ),
+  "offset_shape_2": (
+    ValueError,
+    {"group_offset": like((2,), "i4")},
+    "`group_offset`",
+    "[2]",
+    "[1]",
+  ),
+  "offset_shape_11": (
+    ValueError,
+    {"group_offset": like((1, 1), "i4")},
+    "`group_offset`",
+    "[1, 1]",
+  ),
   "offset_float": (TypeError, {"group_offset": 1.0}, "`group_offset`", "1.0"),
-  "offset_float_array": (TypeError, {"group_offset": like((1,))},
-                         "`group_offset`", "float32"),
+  "offset_float_array": (
+    TypeError,
+    {"group_offset": like((1,))},
+    "`group_offset`",
+    "float32",
+  ),
   "offset_bool": (TypeError, {"group_offset": True}, "`group_offset`", "True"),
-  "offset_bool_array": (TypeError, {"group_offset": like((1,), "?")},
-                        "`group_offset`", "bool"),
+  "offset_bool_array": (
+    TypeError,
+    {"group_offset": like((1,), "?")},
+    "`group_offset`",
+    "bool",
+  ),
   "offset_list": (TypeError, {"group_offset": [1]}, "`group_offset`", "list"),
-  "preferred_float64": (TypeError, {"preferred_element_type": "float64"},
-                        "`preferred_element_type`", "float64", "bfloat16"),
-  "preferred_int8": (TypeError, {"preferred_element_type": jnp.int8},
-                     "`preferred_element_type`", "int8"),
-  "preferred_int32": (TypeError, {"preferred_element_type": jnp.int32},
-                      "`preferred_element_type`", "float32"),
-  "preferred_nonsense": (TypeError, {"preferred_element_type": "fast"},
-                         "`preferred_element_type`", "fast"),
-  "precision_name": (ValueError, {"precision": "best"}, "`precision`", "best",
-                     "highest"),
-  "precision_pair": (ValueError, {"precision": ("high", "highest")},
-                     "`precision`", "same"),
-  "precision_triple": (ValueError, {"precision": ("high",) * 3},
-                       "`precision`"),
+  "preferred_float64": (
+    TypeError,
+    {"preferred_element_type": "float64"},
+    "`preferred_element_type`",
+    "float64",
+    "bfloat16",
+  ),
+  "preferred_int8": (
+    TypeError,
+    {"preferred_element_type": jnp.int8},
+    "`preferred_element_type`",
+    "int8",
+  ),
+  "preferred_int32": (
+    TypeError,
+    {"preferred_element_type": jnp.int32},
+    "`preferred_element_type`",
+    "float32",
+  ),
+  "preferred_nonsense": (
+    TypeError,
+    {"preferred_element_type": "fast"},
+    "`preferred_element_type`",
+    "fast",
+  ),
+  "precision_name": (
+    ValueError,
+    {"precision": "best"},
+    "`precision`",
+    "best",
+    "highest",
+  ),
+  "precision_pair": (
+    ValueError,
+    {"precision": ("high", "highest")},
+    "`precision`",
+    "same",
+  ),
+  "precision_triple": (ValueError, {"precision": ("high",) * 3}, "`precision`"),
   "precision_type": (TypeError, {"precision": 3}, "`precision`", "3"),
 }
 
 GMM = SHARED | {
-  "rhs_rank_2": (ValueError, {"rhs": like((K, N))}, "`rhs`", "[16, 24]",
-                 "[g, k, n]"),
-  "rhs_rank_2_nt": (ValueError, {"rhs": like((N, K)), "transpose_rhs": True},
-                    "`rhs`", "[g, n, k]"),
-  "rhs_k": (ValueError, {"rhs": like((G, K + 1, N))}, "`rhs`", "[3, 17, 24]",
-            "k = 16"),
-  "rhs_is_nt": (ValueError, {"rhs": like((G, N, K))}, "`rhs`", "[3, 24, 16]",
-                "transpose_rhs=True"),
-  "rhs_is_nn": (ValueError, {"transpose_rhs": True}, "`rhs`", "[g, n, k]",
-                "transpose_rhs=False"),
-  "rhs_float64": (TypeError, {"rhs": like((G, K, N), "f8")}, "`rhs`",
-                  "float64"),
-  "rhs_int4": (NotImplementedError, {"rhs": like((G, K, N), jnp.int4)},
-               "`rhs`", "int4"),
+  "rhs_rank_2": (
+    ValueError,
+    {"rhs": like((K, N))},
+    "`rhs`",
+    "[16, 24]",
+    "[g, k, n]",
+  ),
+  "rhs_rank_2_nt": (
+    ValueError,
+    {"rhs": like((N, K)), "transpose_rhs": True},
+    "`rhs`",
+    "[g, n, k]",
+  ),
+  "rhs_k": (
+    ValueError,
+    {"rhs": like((G, K + 1, N))},
+    "`rhs`",
+    "[3, 17, 24]",
+    "k = 16",
+  ),
+  "rhs_is_nt": (
+    ValueError,
+    {"rhs": like((G, N, K))},
+    "`rhs`",
+    "[3, 24, 16]",
+    "transpose_rhs=True",
+  ),
+  "rhs_is_nn": (
+    ValueError,
+    {"transpose_rhs": True},
+    "`rhs`",
+    "[g, n, k]",
+    "transpose_rhs=False",
+  ),
+  "rhs_float64": (
+    TypeError,
+    {"rhs": like((G, K, N), "f8")},
+    "`rhs`",
+    "float64",
+  ),
+  "rhs_int4": (
+    NotImplementedError,
+    {"rhs": like((G, K, N), jnp.int4)},
+    "`rhs`",
+    "int4",
+  ),
   "transpose_rhs": (TypeError, {"transpose_rhs": 1}, "`transpose_rhs`", "1"),
-  "existing_rank": (ValueError, {"existing_out": like((M,))},
-                    "`existing_out`", "[m, n]"),
-  "existing_m": (ValueError, {"existing_out": like((M + 1, N))},
-                 "`existing_out`", "[7, 24]", "[6, 24]"),
-  "existing_n": (ValueError, {"existing_out": like((M, K))}, "`existing_out`",
-                 "[6, 16]", "[6, 24]"),
-  "existing_dtype": (TypeError, {"existing_out": like((M, N), jnp.bfloat16)},
-                     "`existing_out`", "bfloat16", "float32"),
-  "rhs_scale": (NotImplementedError, {"rhs_scale": like((G, 1, N))},
-                "`rhs_scale`"),
+  "existing_rank": (
+    ValueError,
+    {"existing_out": like((M,))},
+    "`existing_out`",
+    "[m, n]",
+  ),
+  "existing_m": (
+    ValueError,
+    {"existing_out": like((M + 1, N))},
+    "`existing_out`",
+    "[7, 24]",
+    "[6, 24]",
+  ),
+  "existing_n": (
+    ValueError,
+    {"existing_out": like((M, K))},
+    "`existing_out`",
+    "[6, 16]",
+    "[6, 24]",
+  ),
+  "existing_dtype": (
+    TypeError,
+    {"existing_out": like((M, N), jnp.bfloat16)},
+    "`existing_out`",
+    "bfloat16",
+    "float32",
+  ),
+  "rhs_scale": (
+    NotImplementedError,
+    {"rhs_scale": like((G, 1, N))},
+    "`rhs_scale`",
+  ),
   "rhs_bias": (NotImplementedError, {"rhs_bias": like((G, N))}, "`rhs_bias`"),
   "precision_of_bf16": (
     ValueError,
-    {"lhs": like((M, K), jnp.bfloat16), "rhs": like((G, K, N), jnp.bfloat16),
-     "precision": "highest"},
-    "`precision`", "HIGHEST", "bfloat16", "float32",
+    {
+      "lhs": like((M, K), jnp.bfloat16),
+      "rhs": like((G, K, N), jnp.bfloat16),
+      "precision": "highest",
+    },
+    "`precision`",
+    "HIGHEST",
+    "bfloat16",
+    "float32",
   ),
 }
 
 TGMM = SHARED | {
   "dout_rank": (ValueError, {"dout": like((M,))}, "`dout`", "[m, n]"),
-  "dout_m": (ValueError, {"dout": like((M + 1, N))}, "`dout`", "[7, 24]",
-             "m = 6"),
-  "dout_float64": (TypeError, {"dout": like((M, N), "f8")}, "`dout`",
-                   "float64"),
+  "dout_m": (
+    ValueError,
+    {"dout": like((M + 1, N))},
+    "`dout`",
+    "[7, 24]",
+    "m = 6",
+  ),
+  "dout_float64": (
+    TypeError,
+    {"dout": like((M, N), "f8")},
+    "`dout`",
+    "float64",
+  ),
   "num_groups_float": (TypeError, {"num_groups": 3.0}, "`num_groups`", "3.0"),
   "num_groups_bool": (TypeError, {"num_groups": True}, "`num_groups`"),
-  "num_groups_negative": (ValueError, {"num_groups": -1}, "`num_groups`",
-                          "-1"),
+  "num_groups_negative": (ValueError, {"num_groups": -1}, "`num_groups`", "-1"),
   "precision_of_bf16": (
     ValueError,
-    {"lhs": like((M, K), jnp.bfloat16), "dout": like((M, N), jnp.bfloat16),
-     "precision": "highest"},
-    "`precision`", "HIGHEST", "bfloat16", "float32",
+    {
+      "lhs": like((M, K), jnp.bfloat16),
+      "dout": like((M, N), jnp.bfloat16),
+      "precision": "highest",
+    },
+    "`precision`",
+    "HIGHEST",
+    "bfloat16",
+    "float32",
   ),
 }
 
@@ -176,8 +321,9 @@ def test_tgmm_refuses(function, name):
   raises(TGMM[name], functools.partial(call_tgmm, function))
 
 
-@pytest.mark.parametrize("name", ["rhs_is_nt", "sizes_float", "existing_m",
-                                  "offset_shape_2"])
+@pytest.mark.parametrize(
+  "name", ["rhs_is_nt", "sizes_float", "existing_m", "offset_shape_2"]
+)
 def test_gmm_refuses_under_jit(name):
   error, arguments, *said = GMM[name]
   arrays = {k: v for k, v in arguments.items() if hasattr(v, "shape")}
@@ -210,9 +356,7 @@ def test_a_tiling_that_does_not_fit_says_how_much_it_needs(backend):
   }
   config = ops.Config(backend=backend, tiling=(m, k, n), chip="v5e")
   with pytest.raises(ValueError, match="tiling.*bytes"):
-    jax.eval_shape(
-      lambda x: call_gmm(ops.gmm, config=config, **x), x
-    )
+    jax.eval_shape(lambda x: call_gmm(ops.gmm, config=config, **x), x)
 
 
 @pytest.mark.parametrize("chip", ["v99", "cpu", ""])
@@ -234,14 +378,26 @@ def test_unknown_chips(chip):
     (TypeError, {"chip": 6}, "`chip`"),
     (TypeError, {"use_gmm_v2": None}, "`use_gmm_v2`"),
     (TypeError, {"use_gmm_v2": 1}, "`use_gmm_v2`"),
-    (TypeError, {"use_gmm_v2_transposed_rhs_dlhs": "yes"},
-     "`use_gmm_v2_transposed_rhs_dlhs`.*'yes'"),
-    (ValueError, {"use_gmm_v2": False, "use_gmm_v2_transposed_rhs_dlhs": True},
-     "use_gmm_v2_transposed_rhs_dlhs=True.*use_gmm_v2=False"),
-    (ValueError, {"use_gmm_v2": False, "backend": "pallas"},
-     "'pallas'.*use_gmm_v2=False"),
-    (ValueError, {"use_gmm_v2": False, "backend": "interpret"},
-     "'interpret'.*use_gmm_v2=False"),
+    (
+      TypeError,
+      {"use_gmm_v2_transposed_rhs_dlhs": "yes"},
+      "`use_gmm_v2_transposed_rhs_dlhs`.*'yes'",
+    ),
+    (
+      ValueError,
+      {"use_gmm_v2": False, "use_gmm_v2_transposed_rhs_dlhs": True},
+      "use_gmm_v2_transposed_rhs_dlhs=True.*use_gmm_v2=False",
+    ),
+    (
+      ValueError,
+      {"use_gmm_v2": False, "backend": "pallas"},
+      "'pallas'.*use_gmm_v2=False",
+    ),
+    (
+      ValueError,
+      {"use_gmm_v2": False, "backend": "interpret"},
+      "'interpret'.*use_gmm_v2=False",
+    ),
   ],
 )
 def test_bad_configs(error, keys, said):
@@ -254,16 +410,24 @@ def test_bad_configs(error, keys, said):
   [
     (ValueError, {"use_gmm_v2": "maybe"}, "`use_gmm_v2`.*maybe"),
     (TypeError, {"use_gmm_v2": 1}, "`use_gmm_v2`"),
-    (ValueError,
-     {"use_gmm_v2": False, "use_gmm_v2_transposed_rhs_dlhs": True},
-     "use_gmm_v2_transposed_rhs_dlhs=True.*use_gmm_v2=False"),
-    (ValueError,
-     {"use_gmm_v2": False, "moe_gmm_v2_dlhs_transpose_rhs": True},
-     "moe_gmm_v2_dlhs_transpose_rhs=True.*use_gmm_v2=False"),
-    (ValueError,
-     {"use_gmm_v2_transposed_rhs_dlhs": False,
-      "moe_gmm_v2_dlhs_transpose_rhs": True},
-     "use_gmm_v2_transposed_rhs_dlhs=False.*moe_gmm_v2_dlhs_transpose_rhs"),
+    (
+      ValueError,
+      {"use_gmm_v2": False, "use_gmm_v2_transposed_rhs_dlhs": True},
+      "use_gmm_v2_transposed_rhs_dlhs=True.*use_gmm_v2=False",
+    ),
+    (
+      ValueError,
+      {"use_gmm_v2": False, "moe_gmm_v2_dlhs_transpose_rhs": True},
+      "moe_gmm_v2_dlhs_transpose_rhs=True.*use_gmm_v2=False",
+    ),
+    (
+      ValueError,
+      {
+        "use_gmm_v2_transposed_rhs_dlhs": False,
+        "moe_gmm_v2_dlhs_transpose_rhs": True,
+      },
+      "use_gmm_v2_transposed_rhs_dlhs=False.*moe_gmm_v2_dlhs_transpose_rhs",
+    ),
     (NotImplementedError, {"quantization": "int8"}, "`quantization`.*int8"),
     (NotImplementedError, {"quantization": "fp8"}, "`quantization`.*fp8"),
   ],
@@ -289,9 +453,7 @@ def test_float16_is_for_the_xla_backend(backend):
     lambda: call_gmm(kernels.gmm_v2, **half),
     lambda: call_tgmm(ops.tgmm, config=config, **half),
     lambda: call_tgmm(kernels.tgmm_v2, **half),
-    lambda: call_gmm(
-      ops.gmm, config=config, preferred_element_type="float16"
-    ),
+    lambda: call_gmm(ops.gmm, config=config, preferred_element_type="float16"),
   ):
     with pytest.raises(NotImplementedError, match="`.*`.*float16.*xla"):
       call()
@@ -314,7 +476,9 @@ def test_empty_operands_give_empty_or_zero_results(backend, m, k, n, g):
   sizes = jnp.full((g + 1,), 2, jnp.int32)
   out, vjp = jax.vjp(
     lambda l, r, e: ops.gmm(l, r, sizes, existing_out=e, config=config),
-    lhs, rhs, dout,
+    lhs,
+    rhs,
+    dout,
   )
   dlhs, drhs, dexisting = vjp(dout)
   np.testing.assert_array_equal(out, dout)
