@@ -1,7 +1,8 @@
 """The products one by one, NN, NT, TN and TN transposed, over the whole table.
 
-Under interpret these are the very kernels that run on a TPU, with race
-detection.
+Interpreted, these are the very kernels that run on a TPU, with race detection.
+XLA meets the whole table in `vjp_test`, and here what shows that its products
+can be called by themselves.
 """
 
 import pytest
@@ -9,7 +10,17 @@ import pytest
 from testing import cases, harness, parametrize
 
 
-@parametrize.over(cases.CASES)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+  parametrize.by_backend(
+    metafunc,
+    {
+      "interpret": cases.CASES,
+      "pallas": cases.CASES,
+      "xla": cases.FEW_CASES,
+    },
+  )
+
+
 def test_products(case, backend):
   if case.refused_by(backend):
     with pytest.raises(NotImplementedError):

@@ -1,20 +1,30 @@
-"""`ops.gmm` under jax.vjp: what reaches which product, and what comes back.
+"""`ops.gmm` under autodiff: what reaches which product, and what comes back.
 
-XLA and TPUs run the whole table. Interpreted kernels have met it in
-`forward_test`; here they run what shows that operands, layouts and offsets
-reach them.
+XLA and TPUs meet the whole table. Interpreted kernels do so in `forward_test`,
+and here what shows that operands, layouts and offsets reach them.
 """
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from gmm import ops
 from testing import cases, harness, parametrize
+from testing.case import Case
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-  interpreted = metafunc.config.getoption("backend") == "interpret"
-  if "case" in metafunc.fixturenames:
-    table = cases.INTERPRETED_VJP_CASES if interpreted else cases.CASES
-    metafunc.parametrize("case", parametrize.params(table))
+  parametrize.by_backend(
+    metafunc,
+    {
+      "interpret": cases.FEW_CASES,
+      "pallas": cases.CASES,
+      "xla": cases.CASES,
+    },
+  )
 
 
 def test_vjp(case, backend):
@@ -23,3 +33,67 @@ def test_vjp(case, backend):
       harness.run_vjp(case, backend)
     return
   harness.check(case, harness.run_vjp(case, backend))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, 3e38])
+def test_a_masked_loss_has_finite_gradients(poison, backend):
+  # C06: a weight of zero does not help against NaN, so rows past the last
+  # group must be zeros before they are weighted.
+  sizes = np.array([7, 0, 12], np.int32)
+  owned = int(sizes.sum())
+  rng = np.random.default_rng(0)
+  lhs = rng.standard_normal((48, 24)).astype(np.float32)
+  lhs[owned:] = poison
+  rhs = rng.standard_normal((3, 24, 16)).astype(np.float32)
+  mask = (np.arange(48) < owned).astype(np.float32)
+
+  @jax.jit
+  @jax.value_and_grad
+  def loss_and_grads(operands):
+    lhs, rhs, mask = operands
+    out = ops.gmm(lhs, rhs, sizes, config=ops.Config(backend=backend))
+    return jnp.sum(mask[:, None] * out**2)
+
+  loss, grads = loss_and_grads((lhs, rhs, mask))
+  assert np.isfinite(loss)
+  assert loss > 0
+  for grad in grads:
+    assert np.all(np.isfinite(grad))
+  assert np.all(np.asarray(grads[0])[owned:] == 0)
+  assert np.all(np.asarray(grads[1])[1] == 0)
+  assert np.all(np.asarray(grads[2])[owned:] == 0)
+
+
+def _transposed_sizes(jaxpr: Any) -> set[int]:
+  """Sizes of what is transposed anywhere in a jaxpr."""
+  found = set()
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == "transpose":
+      found.add(eqn.invars[0].aval.size)
+    for value in jax.tree.leaves(
+      eqn.params, is_leaf=lambda v: hasattr(v, "eqns")
+    ):
+      if hasattr(value, "eqns"):
+        found |= _transposed_sizes(value)
+  return found
+
+
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_weights_are_transposed_only_if_asked_for(transpose_rhs, in_place):
+  # C42: the copy that this project is there to avoid.
+  case = Case(
+    name="",
+    m=48,
+    k=200,
+    n=72,
+    group_sizes=(11, 0, 37),
+    transpose_rhs=transpose_rhs,
+  )
+  config = ops.Config(
+    backend="pallas", chip="v6e", use_gmm_v2_transposed_rhs_dlhs=in_place
+  )
+  jaxpr = harness.vjp_jaxpr(case, config)
+  weight = case.g * case.k * case.n
+  explicit = not in_place and not transpose_rhs
+  assert (weight in _transposed_sizes(jaxpr)) == explicit

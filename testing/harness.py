@@ -12,6 +12,7 @@ wrong, in which group, and by how much.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,17 +28,24 @@ Results = Mapping[str, np.ndarray]
 _OPERANDS = ("lhs", "rhs")
 
 
-def run_products(case: Case, backend: str) -> Results:
+def run_products(
+  case: Case, backend: str, *, x: inputs.Inputs | None = None
+) -> Results:
   """The forward product and those of its gradients, called one by one.
+
+  Args:
+    case: The case.
+    backend: "interpret", "pallas" or "xla".
+    x: operands, None for those of `inputs.make`.
 
   Returns:
     "out", "dlhs" and "drhs", each in the layout of its operand.
   """
   program = _products_program(case.program, backend)
-  return _run(program, inputs.make(case), backend)
+  return _run(program, inputs.make(case) if x is None else x, backend)
 
 
-def run_vjp(case: Case, backend: str, **flags: bool) -> Results:
+def run_vjp(case: Case, backend: str, **flags: Any) -> Results:
   """`ops.gmm` and its vjp.
 
   Args:
@@ -49,8 +57,14 @@ def run_vjp(case: Case, backend: str, **flags: bool) -> Results:
     "out", and for operands that have gradients "dlhs", "drhs" and
     "dexisting_out".
   """
-  config = ops.Config(backend=backend, tiling=case.tiling, **flags)
+  config = ops.Config(**{"backend": backend, "tiling": case.tiling, **flags})
   return _run(_vjp_program(case.program, config), inputs.make(case), backend)
+
+
+def vjp_jaxpr(case: Case, config: ops.Config) -> Any:
+  """What `run_vjp` traces, on any machine."""
+  arrays = _arrays(inputs.make(case))
+  return jax.make_jaxpr(_vjp_program(case.program, config))(arrays)
 
 
 def check(case: Case, results: Results, **flags: bool) -> None:
@@ -84,15 +98,20 @@ def check(case: Case, results: Results, **flags: bool) -> None:
 
 
 def _run(program: Callable, x: inputs.Inputs, backend: str) -> Results:
-  arrays = dataclasses.asdict(x)
-  if isinstance(x.group_offset, int):
-    arrays["group_offset"] = None  # the program has it
+  arrays = _arrays(x)
   if backend == "interpret":
     with races.checked():
       results = jax.block_until_ready(program(arrays))
   else:
     results = program(arrays)
   return {name: np.asarray(result) for name, result in results.items()}
+
+
+def _arrays(x: inputs.Inputs) -> dict[str, np.ndarray | None]:
+  arrays = dataclasses.asdict(x)
+  if isinstance(x.group_offset, int):
+    arrays["group_offset"] = None  # the program has it
+  return arrays
 
 
 @functools.cache
@@ -106,7 +125,7 @@ def _products_program(program: Case, backend: str) -> Callable:
   if tiling is not None:
     transposed_tiling = (tiling[0], tiling[2], tiling[1])
 
-  @jax.jit
+  @functools.partial(jax.jit, compiler_options=_compiler_options(backend))
   def run(x: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
     lhs, rhs, dout, sizes = x["lhs"], x["rhs"], x["dout"], x["group_sizes"]
     shared = {
@@ -147,6 +166,32 @@ def _products_program(program: Case, backend: str) -> Callable:
   return run
 
 
+# An interpreted kernel is thousands of small operations around callbacks:
+# nearly all of its time goes into compiling it.
+_FAST_TO_COMPILE = {
+  "xla_backend_optimization_level": 0,
+  "xla_llvm_disable_expensive_passes": True,
+  "xla_cpu_parallel_codegen_split_count": 1,
+  "xla_cpu_use_fusion_emitters": False,
+}
+
+
+@functools.cache
+def _compiler_options(backend: str) -> dict[str, int | bool]:
+  """Options that this XLA knows; it refuses a program with unknown ones."""
+  if backend != "interpret":
+    return {}
+  trivial = jax.jit(jnp.negative).lower(1)
+  known = {}
+  for name, value in _FAST_TO_COMPILE.items():
+    try:
+      trivial.compile({name: value})
+    except jax.errors.JaxRuntimeError:
+      continue
+    known[name] = value
+  return known
+
+
 def _kernel_products(backend: str) -> tuple[Callable, Callable]:
   interpret = races.interpret_params() if backend == "interpret" else False
   return (
@@ -185,7 +230,9 @@ def _vjp_program(program: Case, config: ops.Config) -> Callable:
       config=config,
     )
 
-  @jax.jit
+  @functools.partial(
+    jax.jit, compiler_options=_compiler_options(config.backend)
+  )
   def run(x: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
     operands = {name: x[name] for name in (*_OPERANDS, "existing_out")}
     out, vjp = jax.vjp(lambda operands: gmm(x | operands), operands)

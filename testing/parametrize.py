@@ -1,6 +1,6 @@
 """Hands cases to pytest."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -19,6 +19,18 @@ def params(cases: Iterable[Case]) -> list:
     )
     for case in cases
   ]
+
+
+def by_backend(
+  metafunc: pytest.Metafunc, tables: Mapping[str, Iterable[Case]]
+) -> None:
+  """Gives a test that takes `case` the table of the session's backend.
+
+  For `pytest_generate_tests`: nothing is collected only to be skipped.
+  """
+  if "case" in metafunc.fixturenames:
+    table = tables[metafunc.config.getoption("backend")]
+    metafunc.parametrize("case", params(table))
 
 
 def over(cases: Iterable[Case]) -> pytest.MarkDecorator:

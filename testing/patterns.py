@@ -127,6 +127,5 @@ POSITIONS: Mapping[str, Callable[[int, int], int]] = {
   "last": lambda g, g_total: g_total - g,
   "hanging": lambda g, g_total: g_total - 1,  # only one weight has a group
   "beyond": lambda g, g_total: g_total,
-  "far_beyond": lambda g, g_total: _INT32_MAX,
   "before": lambda g, g_total: -1,
 }
