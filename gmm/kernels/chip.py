@@ -26,7 +26,6 @@ class ChipSpec:
     mxu_size: rows and columns of a weight tile that one MXU holds.
     mxu_dtypes: operand formats that the MXU multiplies as they are; the others
       are widened to bfloat16 in VMEM.
-    widenable: formats that the vector unit converts to bfloat16.
     tail_lanes: a DMA of part of a row moves whole multiples of this many lanes.
     hbm_bytes_per_second: peak bandwidth of one core.
     bf16_flops: peak rate of one core.
@@ -38,7 +37,6 @@ class ChipSpec:
   vmem_bytes: int
   mxu_size: int
   mxu_dtypes: frozenset[str]
-  widenable: frozenset[str]
   tail_lanes: int
   hbm_bytes_per_second: float
   bf16_flops: float
@@ -58,7 +56,6 @@ def _spec(
   *device_kinds: str,
   num_cores: int = 1,
   tail_lanes: int = 32,
-  no_widening: tuple[str, ...] = (),
 ) -> ChipSpec:
   info = pltpu.get_tpu_info_for_chip(version, num_cores)
   return ChipSpec(
@@ -70,7 +67,6 @@ def _spec(
     mxu_dtypes=frozenset(
       f for f in _FORMATS if info.is_matmul_supported(f, f)
     ),
-    widenable=frozenset(f for f in _FORMATS if f not in no_widening),
     tail_lanes=tail_lanes,
     hbm_bytes_per_second=info.mem_bw_bytes_per_second,
     bf16_flops=info.bf16_ops_per_second,

@@ -111,6 +111,15 @@ def call(
   )(*operands)
 
 
+def _precision(plan: Plan) -> lax.Precision | None:
+  """As asked; the kernels' compiler has no HIGH, which HIGHEST includes."""
+  if plan.compute_dtype != np.float32:
+    return None
+  if plan.problem.precision == lax.Precision.HIGH:
+    return lax.Precision.HIGHEST
+  return plan.problem.precision
+
+
 def dot(
   plan: Plan,
   lhs: jax.Array,
@@ -133,9 +142,7 @@ def dot(
       x,
       y,
       dims,
-      precision=problem.precision
-      if plan.compute_dtype == np.float32
-      else None,
+      precision=_precision(plan),
       preferred_element_type=np.float32 if is_float else problem.acc_dtype,
     )
 

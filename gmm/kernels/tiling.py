@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
+import jax.numpy as jnp
 import numpy as np
 
 from gmm.config import Problem
@@ -106,21 +107,9 @@ def row_block(problem: Problem) -> int:
 
 
 def chip_compute_dtype(problem: Problem, chip: ChipSpec) -> np.dtype:
-  """The dtype that the MXU multiplies: as asked, or bfloat16 if it lacks it.
-
-  Raises:
-    NotImplementedError: the chip cannot widen an operand either.
-  """
+  """The dtype that the MXU multiplies: as asked, or bfloat16 if it lacks it."""
   wanted = problem.compute_dtype
-  native = wanted.name in chip.mxu_dtypes
-  for name, dtype in (("lhs", problem.lhs_dtype), ("rhs", problem.rhs_dtype)):
-    if dtype.name in chip.widenable or (native and dtype == wanted):
-      continue
-    raise NotImplementedError(
-      f"`{name}` is {dtype.name}, which {chip.name} neither multiplies nor "
-      "widens to bfloat16; cast it to bfloat16, or use backend='xla'"
-    )
-  return wanted if native else np.dtype("bfloat16")
+  return wanted if wanted.name in chip.mxu_dtypes else np.dtype(jnp.bfloat16)
 
 
 def make_plan(
@@ -135,7 +124,6 @@ def make_plan(
 
   Raises:
     ValueError: `tiling` does not fit VMEM, or nothing does.
-    NotImplementedError: a format that the chip cannot take.
   """
   if tiling is not None:
     plan = _plan_for(problem, chip, tiling)
@@ -160,7 +148,9 @@ def _choose(problem: Problem, chip: ChipSpec) -> Plan:
       f"{problem.lhs_dtype.name} fits {chip.vmem_budget} bytes of VMEM "
       f"({chip.name})"
     )
-  return min(fitting, key=cost_seconds)
+  # A mild price on VMEM, so that of equals the smaller one is taken.
+  price = lambda p: 1 + 0.02 * vmem_bytes(p) / chip.vmem_budget
+  return min(fitting, key=lambda p: cost_seconds(p) * price(p))
 
 
 def _plan_for(
@@ -204,7 +194,11 @@ def candidates(
   """Yields (tile_m, tile_k, tile_n), larger tiles first."""
   block = row_block(problem)
   most_rows = min(round_up(problem.m, block), 2048)
-  rows = {min(r, most_rows) for r in (2048, 1024, 512, 256, 128, 64, 32, block)}
+  # An MXU of 256 columns takes 128 rows or fewer in the same time.
+  least = 128 if chip.mxu_size > 128 else block
+  rows = {
+    min(max(r, least), most_rows) for r in (2048, 1024, 512, 256, 128, 64, 32)
+  }
   for tile_n in _splits(problem.n, chip):
     for tile_k in _splits(problem.k, chip):
       for tile_m in sorted(rows, reverse=True):
@@ -245,23 +239,25 @@ def vmem_bytes(plan: Plan) -> int:
 
 
 def cost_seconds(plan: Plan) -> float:
-  """Estimated time with equal groups: the longer of MXU and DMA, and steps."""
+  """Estimated time: the longer of MXU and DMA, and a little for each step.
+
+  Groups differ in size: half a visit and half a chunk are lost in each.
+  """
   problem, chip = plan.problem, plan.chip
-  rows = cdiv(problem.m, problem.g)
-  visits = problem.g * cdiv(rows, plan.tile_m)
-  chunks = problem.g * cdiv(rows, min(plan.chunk, rows))
+  rows = problem.m / problem.g
+  visits = problem.g * max(1, rows / plan.tile_m + 0.5)
+  chunks = problem.g * max(1, rows / plan.chunk + 0.5)
   chunk_rows = max(plan.chunk, chip.mxu_size)
   flops = 2 * chunks * chunk_rows * problem.k * problem.n
   rate = chip.bf16_flops / (4 if plan.compute_dtype == np.float32 else 1)
-  steps = visits * plan.k.count * plan.n.count
-  cores = _cores_used(plan)
+  bandwidth = chip.hbm_bytes_per_second
   seconds = max(
-    flops / rate, _hbm_bytes(plan, visits) / chip.hbm_bytes_per_second / DMA_SHARE
+    flops / rate, _hbm_bytes(plan, visits) / bandwidth / DMA_SHARE
   )
-  first = plan.tile_k * plan.tile_n * problem.rhs_dtype.itemsize
-  fill = first / chip.hbm_bytes_per_second
-  padding = _padding_bytes(plan) / chip.hbm_bytes_per_second
-  return (seconds + steps * STEP_SECONDS) / cores + fill + padding
+  steps = visits * plan.k.count * plan.n.count
+  first = plan.tile_k * plan.tile_n * problem.rhs_dtype.itemsize / bandwidth
+  padding = _padding_bytes(plan) / bandwidth
+  return (seconds + steps * STEP_SECONDS) / _cores_used(plan) + first + padding
 
 
 def _cores_used(plan: Plan) -> float:
@@ -270,7 +266,7 @@ def _cores_used(plan: Plan) -> float:
   return tiles / cdiv(tiles, plan.chip.num_cores)
 
 
-def _hbm_bytes(plan: Plan, visits: int) -> int:
+def _hbm_bytes(plan: Plan, visits: float) -> float:
   problem = plan.problem
   lhs = problem.m * problem.k * problem.lhs_dtype.itemsize
   weights = problem.k * problem.n
