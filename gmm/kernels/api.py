@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gmm import checks
-from gmm.config import Problem
+from gmm import checks, config
 from gmm.kernels import chip as chips
-from gmm.kernels import gmm_kernel, tgmm_kernel, tiling as tiles
+from gmm.kernels import gmm_kernel, tgmm_kernel
+from gmm.kernels import tiling as tiles
 
 
 def gmm_v2(
@@ -142,6 +142,7 @@ def tgmm_v2(
   if transpose_out:
     # (lhs^T dout)^T is dout^T lhs: the same kernel, its operands exchanged.
     problem, operands = _exchanged(problem), (dout, lhs)
+    tiling = config.checked_tiling("tiling", tiling)
     tiling = tiling and (tiling[0], tiling[2], tiling[1])
   plan = _plan(problem, tiling, chip)
   if problem.is_empty:
@@ -150,7 +151,7 @@ def tgmm_v2(
   return tgmm_kernel.tgmm(plan, operands, interpret)
 
 
-def _exchanged(problem: Problem) -> Problem:
+def _exchanged(problem: config.Problem) -> config.Problem:
   return dataclasses.replace(
     problem,
     k=problem.n,
@@ -161,14 +162,17 @@ def _exchanged(problem: Problem) -> Problem:
   )
 
 
-def _plan(problem: Problem, tiling: Any, chip: str | None) -> tiles.Plan | None:
+def _plan(
+  problem: config.Problem, tiling: Any, chip: str | None
+) -> tiles.Plan | None:
   checks.check_pallas_dtypes(problem)
+  tiling = config.checked_tiling("tiling", tiling)
   spec = chips.resolve(chip)
   return None if problem.is_empty else tiles.make_plan(problem, spec, tiling)
 
 
 def _operands(
-  problem: Problem, sizes: Any, offset: Any, arrays: tuple[Any, Any]
+  problem: config.Problem, sizes: Any, offset: Any, arrays: tuple[Any, Any]
 ) -> list[jax.Array]:
   return [
     checks.canonical_sizes(sizes, problem.m),

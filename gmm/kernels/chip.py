@@ -26,7 +26,6 @@ class ChipSpec:
     mxu_size: rows and columns of a weight tile that one MXU holds.
     mxu_dtypes: operand formats that the MXU multiplies as they are; the others
       are widened to bfloat16 in VMEM.
-    tail_lanes: a DMA of part of a row moves whole multiples of this many lanes.
     hbm_bytes_per_second: peak bandwidth of one core.
     bf16_flops: peak rate of one core.
   """
@@ -37,7 +36,6 @@ class ChipSpec:
   vmem_bytes: int
   mxu_size: int
   mxu_dtypes: frozenset[str]
-  tail_lanes: int
   hbm_bytes_per_second: float
   bf16_flops: float
 
@@ -55,7 +53,6 @@ def _spec(
   version: pltpu.ChipVersion,
   *device_kinds: str,
   num_cores: int = 1,
-  tail_lanes: int = 32,
 ) -> ChipSpec:
   info = pltpu.get_tpu_info_for_chip(version, num_cores)
   return ChipSpec(
@@ -67,7 +64,6 @@ def _spec(
     mxu_dtypes=frozenset(
       f for f in _FORMATS if info.is_matmul_supported(f, f)
     ),
-    tail_lanes=tail_lanes,
     hbm_bytes_per_second=info.mem_bw_bytes_per_second,
     bf16_flops=info.bf16_ops_per_second,
   )
@@ -77,8 +73,8 @@ _VERSIONS = pltpu.ChipVersion
 CHIPS: dict[str, ChipSpec] = {
   spec.name: spec
   for spec in (
-    _spec("v4", _VERSIONS.TPU_V4, "TPU v4", num_cores=2, tail_lanes=128),
-    _spec("v5e", _VERSIONS.TPU_V5E, "TPU v5 lite", "TPU v5e", tail_lanes=128),
+    _spec("v4", _VERSIONS.TPU_V4, "TPU v4", num_cores=2),
+    _spec("v5e", _VERSIONS.TPU_V5E, "TPU v5 lite", "TPU v5e"),
     _spec("v5p", _VERSIONS.TPU_V5P, "TPU v5", "TPU v5p", num_cores=2),
     _spec("v6e", _VERSIONS.TPU_V6E, "TPU v6 lite", "TPU v6e"),
     _spec("tpu7x", _VERSIONS.TPU_7X, "TPU7x"),

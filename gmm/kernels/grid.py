@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,20 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+if TYPE_CHECKING:
+  from gmm.kernels.tiling import Plan
+
+
+LANES = 128
+
 
 def cdiv(a: int, b: int) -> int:
+  """Quotient of static ints, rounded up."""
   return -(-a // b)
 
 
 def round_up(a: int, b: int) -> int:
+  """The least multiple of b that is no less than a."""
   return cdiv(a, b) * b
 
 
@@ -54,6 +62,7 @@ class Axis:
 
   @property
   def count(self) -> int:
+    """Number of tiles."""
     return cdiv(self.size, self.tile)
 
   @property
@@ -68,16 +77,28 @@ class Axis:
     return pl.multiple_of(index * self.tile, self.tile)
 
   def with_tile(
-    self, index: jax.Array | int, fn: Callable[[pl.Slice, pl.Slice], None]
+    self,
+    index: jax.Array | int,
+    fn: Callable[[pl.Slice, pl.Slice], None],
+    lanes: jax.Array | None = None,
   ) -> None:
     """Calls fn(slice of the dimension, slice of the buffer) for one tile.
 
     Sizes of slices are static, so a last tile of another size is a branch.
+
+    Args:
+      index: of the tile.
+      fn: what to call.
+      lanes: for copies along lanes, which move whole registers: what they take
+        of a last tile that ends within one (`launch.last_lanes`).
     """
     if self.last == self.tile:
       fn(pl.ds(self.start(index), self.tile), pl.ds(0, self.tile))
       return
     final = self.count - 1
+    last = self.last
+    if lanes is not None and last % LANES:
+      last = pl.multiple_of(lanes, LANES)
 
     @pl.when(index != final)
     def _() -> None:
@@ -85,7 +106,7 @@ class Axis:
 
     @pl.when(index == final)
     def _() -> None:
-      fn(pl.ds(final * self.tile, self.last), pl.ds(0, self.last))
+      fn(pl.ds(final * self.tile, last), pl.ds(0, last))
 
 
 class GroupTable(NamedTuple):
@@ -102,8 +123,9 @@ class GroupTable(NamedTuple):
   ends: Any
 
   @staticmethod
-  def scratch(g: int) -> list[Any]:
-    return [pltpu.SMEM((g,), jnp.int32) for _ in range(3)]
+  def scratch(g: int) -> GroupTable:
+    """Shapes for g local groups."""
+    return GroupTable(*(pltpu.SMEM((g,), jnp.int32) for _ in range(3)))
 
 
 class Totals(NamedTuple):
@@ -171,10 +193,19 @@ class RowGrid:
   g: int
   g_total: int
 
+  @classmethod
+  def of(cls, plan: Plan) -> RowGrid:
+    """The rows of a plan's operands."""
+    problem = plan.problem
+    return cls(problem.m, plan.block, plan.window, problem.g, problem.g_total)
+
   def floor(self, row: jax.Array) -> jax.Array:
-    return pl.multiple_of(lax.bitwise_and(row, np.int32(-self.block)), self.block)
+    """The start of the block that holds `row`."""
+    start = lax.bitwise_and(row, np.int32(-self.block))
+    return pl.multiple_of(start, self.block)
 
   def ceil(self, row: jax.Array) -> jax.Array:
+    """The first start of a block that is no less than `row`."""
     return self.floor(row + (self.block - 1))
 
   def windows(self, start: jax.Array, end: jax.Array) -> jax.Array:
@@ -228,6 +259,7 @@ class RowGrid:
     )
 
   def window_of(self, visit: Visit) -> Window:
+    """The rows that a visit works on."""
     start = self.floor(visit.lo) + visit.tile * self.window
     start = pl.multiple_of(start, self.block)
     rows = jnp.minimum(self.ceil(visit.hi) - start, self.window)
@@ -236,9 +268,11 @@ class RowGrid:
     )
 
   def is_last_tile(self, visit: Visit) -> jax.Array:
+    """Whether the visit is its group's last."""
     return visit.tile == self.windows(visit.lo, visit.hi) - 1
 
   def first_visit(self, table: GroupTable, outer: jax.Array) -> Visit:
+    """The first step of output tile `outer`."""
     zero = np.int32(0)
     return Visit(outer, zero, zero, zero, *_entry(table, zero))
 
@@ -249,7 +283,10 @@ class RowGrid:
     end_inner = visit.inner == inner - 1
     end_tile = jnp.logical_and(end_inner, self.is_last_tile(visit))
     end_group = jnp.logical_and(end_tile, visit.group == groups - 1)
-    step = lambda flag: flag.astype(jnp.int32)
+
+    def step(flag: jax.Array) -> jax.Array:
+      return flag.astype(jnp.int32)
+
     group = jnp.where(end_group, 0, visit.group + step(end_tile))
     return Visit(
       visit.outer + step(end_group),
@@ -282,3 +319,13 @@ def core_share(count: int, num_cores: int) -> tuple[Any, Any]:
 def block_rows(block: int, first_row: jax.Array) -> jax.Array:
   """Row numbers of a block, int32 [block, 1]."""
   return first_row + lax.broadcasted_iota(jnp.int32, (block, 1), 0)
+
+
+def parity(i: jax.Array) -> jax.Array:
+  """Which half of a double buffer turn `i` uses."""
+  return lax.rem(i, np.int32(2))
+
+
+def move(source: Any, target: Any, sem: Any, act: str) -> None:
+  """Starts a copy, or waits for one: `act` is "start" or "wait"."""
+  getattr(pltpu.make_async_copy(source, target, sem), act)()

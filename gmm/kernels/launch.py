@@ -12,6 +12,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from gmm import varying
+from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.tiling import Plan
 
 # Products of 8-bit integers that float32 adds up exactly: 2**24 / 2**14.
@@ -31,21 +33,22 @@ def kernel_name(plan: Plan) -> str:
   )
 
 
-def same_varying_axes(operands: Sequence[jax.Array]) -> list[jax.Array]:
-  """Casts operands to vary over every manual mesh axis that one varies over."""
-  axes = frozenset().union(
-    *(jax.typeof(x).manual_axis_type.varying for x in operands)
-  )
-  cast = []
-  for x in operands:
-    missing = tuple(axes - jax.typeof(x).manual_axis_type.varying)
-    cast.append(lax.pcast(x, missing, to="varying") if missing else x)
-  return cast
-
-
 def interpret_params(interpret: Any) -> Any:
   """True means TPU interpret mode: the plain one has no dynamic slices."""
   return pltpu.InterpretParams() if interpret is True else interpret
+
+
+def last_lanes(plan: Plan, interpreted: bool) -> jax.Array:
+  """Lanes that copies move of the last k tile and the last n tile, int32 [2].
+
+  A TPU's memory holds whole registers of 128 lanes: a last tile that ends
+  within one is moved with the lanes that pad it, which nothing reads.
+  Interpreted memory has no such lanes. The kernel is told, and does not ask.
+  """
+  lasts = (plan.k.last, plan.n.last)
+  return jnp.array(
+    [x if interpreted else round_up(x, LANES) for x in lasts], jnp.int32
+  )
 
 
 def call(
@@ -61,8 +64,8 @@ def call(
   """Runs `body` once per core, with every array left in HBM.
 
   Args:
-    body: called with the refs of sizes, offset, the other operands, the output
-      and the scratch, in this order.
+    body: called with the refs of sizes, offset, last lanes, the other operands,
+      the output and the scratch, in this order.
     plan: the static choices.
     operands: group_sizes int32 [g_total], group_offset int32 [1], arrays.
     out_shape: of the result, in `plan.problem.out_dtype`.
@@ -71,15 +74,18 @@ def call(
     interpret: False, True or InterpretParams.
   """
   problem = plan.problem
-  operands = same_varying_axes(operands)
+  sizes, offset, *arrays = operands
+  operands = varying.vary_alike(
+    sizes, offset, last_lanes(plan, bool(interpret)), *arrays
+  )
   in_hbm = pl.BlockSpec(memory_space=pl.ANY)
   weights = problem.g * problem.k * problem.n
   return pl.pallas_call(
     body,
     grid_spec=pltpu.PrefetchScalarGridSpec(
-      num_scalar_prefetch=2,
+      num_scalar_prefetch=3,
       grid=(plan.chip.num_cores,),
-      in_specs=[in_hbm] * (len(operands) - 2),
+      in_specs=[in_hbm] * len(arrays),
       out_specs=in_hbm,
       scratch_shapes=scratch_shapes,
     ),
@@ -158,6 +164,13 @@ def dot(
     ).astype(np.int32)
     total = part if total is None else total + part
   return total
+
+
+def pieces(size: int, piece: int) -> list[pl.Slice]:
+  """Cuts [0, size) into slices of at most `piece`."""
+  return [
+    pl.ds(start, min(piece, size - start)) for start in range(0, size, piece)
+  ]
 
 
 def pad_axes(x: jax.Array, pads: dict[int, int]) -> jax.Array:

@@ -23,12 +23,60 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm.kernels import grid, launch, zeros
-from gmm.kernels.gmm_kernel import parity
-from gmm.kernels.grid import GroupTable, Totals, Visit, Window
-from gmm.kernels.tiling import Plan
+from gmm.kernels.grid import (
+  GroupTable,
+  Totals,
+  Visit,
+  Window,
+  move,
+  parity,
+)
+from gmm.kernels.tiling import PIECE_N, Plan
 
-PIECE_N = 512
 LHS, DOUT, OUT = range(3)
+
+
+def tgmm(
+  plan: Plan, operands: Sequence[jax.Array], interpret: Any
+) -> jax.Array:
+  """Runs the kernel.
+
+  Args:
+    plan: from `tiling.make_plan`.
+    operands: sizes int32 [g_total] within [0, m], offset int32 [1] within
+      [0, g_total], lhs [m, k], dout [m, n], as before padding.
+    interpret: False, True or InterpretParams.
+
+  Returns:
+    [g, k, n].
+  """
+  sizes, offset, lhs, dout = operands
+  pad_m, pad_k, pad_n = plan.pads
+  arrays = [
+    sizes,
+    offset,
+    launch.pad_axes(lhs, {0: pad_m, 1: pad_k}),
+    launch.pad_axes(dout, {0: pad_m, 1: pad_n}),
+  ]
+  flat, tree = jax.tree.flatten(_scratch(plan))
+
+  def body(sizes_ref: Any, offset_ref: Any, *refs: Any) -> None:
+    buf: Buffers = jax.tree.unflatten(tree, refs[4:])
+    _Body(plan, refs[:4], buf).run(sizes_ref, offset_ref)
+
+  problem = plan.problem
+  out = launch.call(
+    body,
+    plan,
+    arrays,
+    out_shape=(problem.g, problem.k, problem.n),
+    scratch_shapes=flat,
+    input_output_aliases={},
+    interpret=interpret,
+  )
+  if pad_k or pad_n:
+    out = out[:, : problem.k - pad_k, : problem.n - pad_n]
+  return out
 
 
 class Buffers(NamedTuple):
@@ -57,13 +105,13 @@ class Buffers(NamedTuple):
   zero_sem: Any
 
 
-def scratch(plan: Plan) -> Buffers:
+def _scratch(plan: Plan) -> Buffers:
   problem = plan.problem
   rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
   tail = problem.k % plan.zero_rows
   out = problem.out_dtype
   return Buffers(
-    table=GroupTable(*GroupTable.scratch(problem.g)),
+    table=GroupTable.scratch(problem.g),
     lhs=pltpu.VMEM((2, rows, k), problem.lhs_dtype),
     dout=pltpu.VMEM((2, rows, n), problem.rhs_dtype),
     out=pltpu.VMEM((2, k, n), out),
@@ -90,18 +138,13 @@ class Step(NamedTuple):
   pending: tuple[jax.Array, jax.Array]
 
 
-class Kernel:
-  """The body, as methods over the refs; holds no state of its own."""
+class _Body:
+  """The kernel's body over its refs; holds no state of its own."""
 
-  def __init__(
-    self, plan: Plan, lhs: Any, dout: Any, out: Any, buffers: Buffers
-  ) -> None:
-    self.plan, self.lhs, self.dout, self.out = plan, lhs, dout, out
-    self.buf = buffers
-    problem = plan.problem
-    self.rows = grid.RowGrid(
-      problem.m, plan.block, plan.window, problem.g, problem.g_total
-    )
+  def __init__(self, plan: Plan, refs: Sequence[Any], buf: Buffers) -> None:
+    self.plan, self.buf = plan, buf
+    self.lanes, self.lhs, self.dout, self.out = refs
+    self.rows = grid.RowGrid.of(plan)
 
   def run(self, sizes: Any, offset: Any) -> None:
     plan, buf = self.plan, self.buf
@@ -147,39 +190,36 @@ class Kernel:
 
     def rows_of(source: Any, target: Any, sem: int) -> Callable[..., None]:
       def copy(columns: pl.Slice, at: pl.Slice) -> None:
-        getattr(
-          pltpu.make_async_copy(
-            source.at[pl.ds(window.start, window.rows), columns],
-            target.at[slot, pl.ds(0, window.rows), at],
-            self.buf.sems.at[sem, slot],
-          ),
+        move(
+          source.at[pl.ds(window.start, window.rows), columns],
+          target.at[slot, pl.ds(0, window.rows), at],
+          self.buf.sems.at[sem, slot],
           act,
-        )()
+        )
 
       return copy
 
-    self.plan.k.with_tile(k_tile, rows_of(self.lhs, self.buf.lhs, LHS))
-    self.plan.n.with_tile(n_tile, rows_of(self.dout, self.buf.dout, DOUT))
+    copy_lhs = rows_of(self.lhs, self.buf.lhs, LHS)
+    copy_dout = rows_of(self.dout, self.buf.dout, DOUT)
+    self.plan.k.with_tile(k_tile, copy_lhs, self.lanes[0])
+    self.plan.n.with_tile(n_tile, copy_dout, self.lanes[1])
 
   def out_copy(self, slot: Any, outer: Any, group: Any, act: str) -> None:
     k_tile, n_tile = self.tile(outer)
 
-    def copy(
-      k: tuple[pl.Slice, pl.Slice], n: tuple[pl.Slice, pl.Slice]
-    ) -> None:
-      (target, source) = zip(k, n)
-      getattr(
-        pltpu.make_async_copy(
-          self.buf.out.at[(slot, *source)],
-          self.out.at[(group, *target)],
-          self.buf.sems.at[OUT, slot],
-        ),
+    def copy(k: tuple[pl.Slice, ...], n: tuple[pl.Slice, ...]) -> None:
+      move(
+        self.buf.out.at[slot, k[1], n[1]],
+        self.out.at[group, k[0], n[0]],
+        self.buf.sems.at[OUT, slot],
         act,
-      )()
+      )
 
     self.plan.k.with_tile(
       k_tile,
-      lambda *k: self.plan.n.with_tile(n_tile, lambda *n: copy(k, n)),
+      lambda *k: self.plan.n.with_tile(
+        n_tile, lambda *n: copy(k, n), self.lanes[1]
+      ),
     )
 
   def wait_out(self, pending: tuple[jax.Array, ...], slot: int) -> None:
@@ -219,7 +259,7 @@ class Kernel:
 
     sent = [jnp.logical_and(ends, out_slot == i) for i in range(2)]
     pending = tuple(
-      jnp.where(s, now.outer, p) for s, p in zip(sent, step.pending)
+      jnp.where(sent[i], now.outer, step.pending[i]) for i in range(2)
     )
     return Step(after, step.done + ends.astype(jnp.int32), pending)
 
@@ -248,11 +288,13 @@ class Kernel:
       def _(i: jax.Array) -> None:
         row = pl.multiple_of(i * chunk, self.plan.block)
         begin = jnp.logical_and(begins, i == 0)
-        self.add(slot, row, begin, window, masked=False, target=None)
+        self.add(slot, (row, begin), window, masked=False, target=None)
 
     row = pl.multiple_of(full * chunk, self.plan.block)
     begin = jnp.logical_and(begins, full == 0)
-    last = functools.partial(self.add, slot, row, begin, window, masked=True)
+    last = functools.partial(
+      self.add, slot, (row, begin), window, masked=True
+    )
 
     @pl.when(ends)
     def _() -> None:
@@ -273,26 +315,33 @@ class Kernel:
   def add(
     self,
     slot: jax.Array,
-    row: Any,
-    begin: jax.Array,
+    at: tuple[Any, jax.Array],
     window: Window,
     *,
     masked: bool,
     target: jax.Array | None,
   ) -> None:
-    """Adds one chunk's product to acc, or to acc and on to out[target]."""
+    """Adds one chunk's product to acc, or to acc and on to out[target].
+
+    Args:
+      slot: the operands' buffer.
+      at: row of the window that the chunk starts at; whether it begins the
+        group.
+      window: the visit's rows.
+      masked: whether rows outside the group may be in it.
+      target: an out buffer, or None for acc.
+    """
+    row, begin = at
     chunk = self.plan.chunk
     rows = grid.block_rows(chunk, window.start + row)
     end = jnp.minimum(window.hi, window.start + window.rows)
-    keep = lambda x: jnp.where(rows < end, x, jnp.zeros_like(x))
-    lhs = self.buf.lhs[slot, pl.ds(row, chunk), :]
-    if masked:
-      lhs = keep(lhs)
-    for start in range(0, self.plan.tile_n, PIECE_N):
-      n = pl.ds(start, min(PIECE_N, self.plan.tile_n - start))
-      dout = self.buf.dout[slot, pl.ds(row, chunk), n]
-      if masked:
-        dout = keep(dout)
+
+    def keep(x: jax.Array) -> jax.Array:
+      return jnp.where(rows < end, x, jnp.zeros_like(x)) if masked else x
+
+    lhs = keep(self.buf.lhs[slot, pl.ds(row, chunk), :])
+    for n in launch.pieces(self.plan.tile_n, PIECE_N):
+      dout = keep(self.buf.dout[slot, pl.ds(row, chunk), n])
       value = launch.dot(self.plan, lhs, dout, (0, 0))
       # The first chunk must not read what scratch memory holds.
       before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[:, n])
@@ -301,46 +350,3 @@ class Kernel:
       else:
         total = (before + value).astype(self.buf.out.dtype)
         self.buf.out[target, :, n] = total
-
-
-def tgmm(
-  plan: Plan, operands: Sequence[jax.Array], interpret: Any
-) -> jax.Array:
-  """Runs the kernel.
-
-  Args:
-    plan: from `tiling.make_plan`.
-    operands: sizes int32 [g_total] within [0, m], offset int32 [1] within
-      [0, g_total], lhs [m, k], dout [m, n], as before padding.
-    interpret: False, True or InterpretParams.
-
-  Returns:
-    [g, k, n].
-  """
-  sizes, offset, lhs, dout = operands
-  pad_m, pad_k, pad_n = plan.pads
-  arrays = [
-    sizes,
-    offset,
-    launch.pad_axes(lhs, {0: pad_m, 1: pad_k}),
-    launch.pad_axes(dout, {0: pad_m, 1: pad_n}),
-  ]
-  flat, tree = jax.tree.flatten(scratch(plan))
-
-  def body(sizes_ref: Any, offset_ref: Any, lhs_ref: Any, dout_ref: Any, out_ref: Any, *refs: Any) -> None:
-    buffers = jax.tree.unflatten(tree, refs)
-    Kernel(plan, lhs_ref, dout_ref, out_ref, buffers).run(sizes_ref, offset_ref)
-
-  problem = plan.problem
-  out = launch.call(
-    body,
-    plan,
-    arrays,
-    out_shape=(problem.g, problem.k, problem.n),
-    scratch_shapes=flat,
-    input_output_aliases={},
-    interpret=interpret,
-  )
-  if pad_k or pad_n:
-    out = out[:, : problem.k - pad_k, : problem.n - pad_n]
-  return out

@@ -15,12 +15,15 @@ import numpy as np
 
 from gmm.config import Problem
 from gmm.kernels.chip import ChipSpec
-from gmm.kernels.grid import Axis, cdiv, round_up
+from gmm.kernels.grid import LANES, Axis, cdiv, round_up
 
-LANES = 128
+# A last tile's rows are moved in whole packed sublane tiles of any dtype.
+TAIL_ROWS = 32
 # Rows that the MXU streams through one weight tile. Fewer leave it waiting for
 # the next weight tile to be pushed.
 ROW_CHUNK = 256
+# Columns of one MXU product: its float32 result must not swamp the registers.
+PIECE_N = 512
 # VMEM that the compiler takes for spilled values of one chunk's product.
 COMPILER_BYTES = 3 << 20
 ZERO_BYTES = 1 << 20
@@ -75,10 +78,12 @@ class Plan:
 
   @property
   def k(self) -> Axis:
+    """The columns of lhs, as tiles."""
     return Axis(self.problem.k, self.tile_k)
 
   @property
   def n(self) -> Axis:
+    """The columns of the result or of dout, as tiles."""
     return Axis(self.problem.n, self.tile_n)
 
   @property
@@ -148,9 +153,12 @@ def _choose(problem: Problem, chip: ChipSpec) -> Plan:
       f"{problem.lhs_dtype.name} fits {chip.vmem_budget} bytes of VMEM "
       f"({chip.name})"
     )
-  # A mild price on VMEM, so that of equals the smaller one is taken.
-  price = lambda p: 1 + 0.02 * vmem_bytes(p) / chip.vmem_budget
-  return min(fitting, key=lambda p: cost_seconds(p) * price(p))
+
+  def price(plan: Plan) -> float:
+    # A little for VMEM, so that of equals the smaller one is taken.
+    return cost_seconds(plan) * (1 + 0.02 * vmem_bytes(plan) / chip.vmem_budget)
+
+  return min(fitting, key=price)
 
 
 def _plan_for(
@@ -161,8 +169,8 @@ def _plan_for(
   tile_m = min(round_up(tiling[0], block), m)
   tile_k = _tile(problem.k, tiling[1])
   tile_n = _tile(problem.n, tiling[2])
-  k = _padded(problem.k, tile_k, chip)
-  n = _padded(problem.n, tile_n, chip)
+  k = _padded(problem.k, tile_k)
+  n = _padded(problem.n, tile_n)
   chunks = cdiv(tile_m, ROW_CHUNK)
   return Plan(
     problem=dataclasses.replace(problem, m=m, k=k, n=n),
@@ -183,9 +191,9 @@ def _tile(size: int, tile: int) -> int:
   return size if rounded >= size else rounded
 
 
-def _padded(size: int, tile: int, chip: ChipSpec) -> int:
+def _padded(size: int, tile: int) -> int:
   """A dimension in one tile may have any size; a last tile must be movable."""
-  return size if tile == size else round_up(size, chip.tail_lanes)
+  return size if tile == size else round_up(size, TAIL_ROWS)
 
 
 def candidates(
@@ -218,11 +226,11 @@ def vmem_bytes(plan: Plan) -> int:
   """VMEM of the plan's buffers, in bytes, plus what the compiler takes."""
   problem = plan.problem
   rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
-  size = lambda r, c, dtype: (
-    round_up(r, sublanes(np.dtype(dtype)))
-    * round_up(c, LANES)
-    * np.dtype(dtype).itemsize
-  )
+
+  def size(rows: int, columns: int, dtype: np.dtype) -> int:
+    padded = round_up(rows, sublanes(dtype)) * round_up(columns, LANES)
+    return padded * dtype.itemsize
+
   lhs = 2 * size(rows, k, problem.lhs_dtype)
   zeros = size(plan.zero_rows, problem.n, problem.out_dtype)
   if problem.kind == "tgmm":

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from gmm.kernels.grid import Axis, GroupTable, RowGrid, Totals
+from gmm.kernels.grid import Axis, GroupTable, RowGrid, Totals, move
 
 
 def each_of_core(
@@ -49,10 +48,12 @@ class RowFill:
   sem: Any
 
   def start(self, totals: Totals, num_cores: int) -> None:
+    """Starts this core's copies."""
     self.zero[...] = jnp.zeros(self.zero.shape, self.zero.dtype)
     self._each(totals, num_cores, "start")
 
   def wait(self, totals: Totals, num_cores: int) -> None:
+    """Waits for them."""
     self._each(totals, num_cores, "wait")
 
   def _each(self, totals: Totals, num_cores: int, act: str) -> None:
@@ -72,14 +73,12 @@ class RowFill:
 
       @pl.when(rows > 0)
       def _() -> None:
-        getattr(
-          pltpu.make_async_copy(
-            self.zero.at[pl.ds(0, rows)],
-            self.out.at[pl.ds(first, rows)],
-            self.sem,
-          ),
+        move(
+          self.zero.at[pl.ds(0, rows)],
+          self.out.at[pl.ds(first, rows)],
+          self.sem,
           act,
-        )()
+        )
 
     each_of_core(whole + 1, num_cores, copy)
 
@@ -136,6 +135,8 @@ class GroupFill:
     return lax.fori_loop(0, self.groups + 1, gap, np.int32(0))
 
   def wait(self, filled: jax.Array) -> None:
+    """Waits for as many as `start` returned."""
+
     @pl.loop(0, filled)
     def _(_: jax.Array) -> None:
       self._fill(np.int32(0), "wait")
@@ -144,9 +145,7 @@ class GroupFill:
     axis = Axis(self.out.shape[1], self.zero.shape[0])
 
     def copy(source: Any, rows: pl.Slice) -> None:
-      getattr(
-        pltpu.make_async_copy(source, self.out.at[group, rows], self.sem), act
-      )()
+      move(source, self.out.at[group, rows], self.sem, act)
 
     whole = axis.size // axis.tile
 

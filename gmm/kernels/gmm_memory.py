@@ -1,0 +1,246 @@
+"""The forward kernel's memory: its scratch, and the copies to and from HBM.
+
+Each copy is described once, and started or waited for by the same description
+(`act`), so that a wait cannot expect other bytes than its start moved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from gmm.kernels.grid import GroupTable, RowGrid, Visit, move, parity
+from gmm.kernels.tiling import Plan
+
+LHS, RHS, OUT, EXISTING = range(4)
+
+
+class Buffers(NamedTuple):
+  """Scratch of one core; a leading 2 is a double buffer.
+
+  Attributes:
+    table: the local groups.
+    lhs: VMEM [2, rows, tile_k].
+    rhs: VMEM [2, tile_k, tile_n], or [2, tile_n, tile_k] in NT.
+    out: VMEM [2, rows, tile_n].
+    existing: VMEM [2, rows, tile_n], or None.
+    acc: VMEM [rows, tile_n] in float32 or int32; None if k is one tile.
+    carry: VMEM [block, tile_n]: the rows of a block shared by two visits that
+      earlier visits have finished.
+    zero: VMEM [zero_rows, n].
+    sems: DMA semaphores [4, 2]: lhs, rhs, out, existing.
+    zero_sem: DMA semaphore [1].
+  """
+
+  table: GroupTable
+  lhs: Any
+  rhs: Any
+  out: Any
+  existing: Any
+  acc: Any
+  carry: Any
+  zero: Any
+  sems: Any
+  zero_sem: Any
+
+
+def scratch(plan: Plan) -> Buffers:
+  """Returns the buffers' shapes, for `pallas_call`."""
+  problem = plan.problem
+  rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
+  out = problem.out_dtype
+  return Buffers(
+    table=GroupTable.scratch(problem.g),
+    lhs=pltpu.VMEM((2, rows, k), problem.lhs_dtype),
+    rhs=pltpu.VMEM(
+      (2, n, k) if problem.transpose_rhs else (2, k, n), problem.rhs_dtype
+    ),
+    out=pltpu.VMEM((2, rows, n), out),
+    existing=pltpu.VMEM((2, rows, n), out) if problem.has_existing else None,
+    acc=pltpu.VMEM((rows, n), problem.acc_dtype) if plan.k.count > 1 else None,
+    carry=pltpu.VMEM((plan.block, n), out),
+    zero=pltpu.VMEM((plan.zero_rows, problem.n), out),
+    sems=pltpu.SemaphoreType.DMA((4, 2)),
+    zero_sem=pltpu.SemaphoreType.DMA((1,)),
+  )
+
+
+class Pending(NamedTuple):
+  """The copies that out buffers 0 and 1 wait for; no rows, no copy."""
+
+  rows: tuple[jax.Array, jax.Array]
+  outer: tuple[jax.Array, jax.Array]
+
+
+class Step(NamedTuple):
+  """What the step loop carries.
+
+  Attributes:
+    index: number of the step.
+    now: where it works; its operands are on their way.
+    visit: index of its visit, counted over all output tiles.
+    weights: index of its weight tile among those fetched.
+    fresh: whether that weight tile has yet to arrive.
+    pending: the results that are on their way out.
+  """
+
+  index: jax.Array
+  now: Visit
+  visit: jax.Array
+  weights: jax.Array
+  fresh: jax.Array
+  pending: Pending
+
+  @property
+  def lhs_slot(self) -> jax.Array:
+    """The half of the lhs buffer that it reads."""
+    return parity(self.index)
+
+  @property
+  def rhs_slot(self) -> jax.Array:
+    """The half of the rhs buffer that it reads."""
+    return parity(self.weights)
+
+  @property
+  def out_slot(self) -> jax.Array:
+    """The half of the out buffer that its visit fills."""
+    return parity(self.visit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """The copies of the forward kernel.
+
+  Attributes:
+    plan: the static choices.
+    rows: how rows are cut.
+    lhs: [m, k] in HBM.
+    rhs: [g, k, n] or [g, n, k] in HBM.
+    out: [m, n] in HBM; holds existing_out, if there is one.
+    buf: the scratch.
+    lanes: SMEM [2], from `launch.last_lanes`.
+  """
+
+  plan: Plan
+  rows: RowGrid
+  lhs: Any
+  rhs: Any
+  out: Any
+  buf: Buffers
+  lanes: Any
+
+  def fetch(self, step: Step) -> None:
+    """Starts the copies that a step needs."""
+    self.copy_lhs(step, "start")
+
+    @pl.when(step.fresh)
+    def _() -> None:
+      self.copy_rhs(step, "start")
+
+    if self.plan.problem.has_existing:
+
+      @pl.when(step.now.inner == self.plan.k.count - 1)
+      def _() -> None:
+        self.copy_existing(step, "start")
+
+  def wait_operands(self, step: Step) -> None:
+    """Waits for what `fetch` started, but not for what exists."""
+    self.copy_lhs(step, "wait")
+
+    @pl.when(step.fresh)
+    def _() -> None:
+      self.copy_rhs(step, "wait")
+
+  def copy_lhs(self, step: Step, act: str) -> None:
+    """The rows of the visit, one k tile of them."""
+    window = self.rows.window_of(step.now)
+
+    def copy(source: pl.Slice, target: pl.Slice) -> None:
+      move(
+        self.lhs.at[pl.ds(window.start, window.rows), source],
+        self.buf.lhs.at[step.lhs_slot, pl.ds(0, window.rows), target],
+        self.buf.sems.at[LHS, step.lhs_slot],
+        act,
+      )
+
+    self.plan.k.with_tile(step.now.inner, copy, self.lanes[0])
+
+  def copy_rhs(self, step: Step, act: str) -> None:
+    """One tile of the group's weight, as it lies."""
+    now = step.now
+    transposed = self.plan.problem.transpose_rhs
+
+    def copy(k: tuple[pl.Slice, ...], n: tuple[pl.Slice, ...]) -> None:
+      major, minor = (n, k) if transposed else (k, n)
+      move(
+        self.rhs.at[now.id, major[0], minor[0]],
+        self.buf.rhs.at[step.rhs_slot, major[1], minor[1]],
+        self.buf.sems.at[RHS, step.rhs_slot],
+        act,
+      )
+
+    # Only the minor axis lies along lanes.
+    k_lanes = self.lanes[0] if transposed else None
+    n_lanes = None if transposed else self.lanes[1]
+    self.plan.k.with_tile(
+      now.inner,
+      lambda *k: self.plan.n.with_tile(
+        now.outer, lambda *n: copy(k, n), n_lanes
+      ),
+      k_lanes,
+    )
+
+  def copy_existing(self, step: Step, act: str) -> None:
+    """The rows of the visit as they were: the output aliases them."""
+    window = self.rows.window_of(step.now)
+
+    def copy(source: pl.Slice, target: pl.Slice) -> None:
+      move(
+        self.out.at[pl.ds(window.start, window.rows), source],
+        self.buf.existing.at[step.out_slot, pl.ds(0, window.rows), target],
+        self.buf.sems.at[EXISTING, step.out_slot],
+        act,
+      )
+
+    self.plan.n.with_tile(step.now.outer, copy, self.lanes[1])
+
+  def send(self, step: Step, start: jax.Array, rows: jax.Array) -> Pending:
+    """Starts the copy of the visit's first `rows` rows to row `start` on."""
+    slot, outer = step.out_slot, step.now.outer
+
+    @pl.when(rows > 0)
+    def _() -> None:
+      self._copy_out(slot, (start, rows, outer), "start")
+
+    def put(pair: tuple[jax.Array, ...], new: jax.Array) -> tuple:
+      return tuple(jnp.where(slot == i, new, pair[i]) for i in range(2))
+
+    old = step.pending
+    return Pending(put(old.rows, rows), put(old.outer, outer))
+
+  def wait_sent(self, pending: Pending, slot: int) -> None:
+    """Waits until an out buffer may be written again."""
+    rows = pending.rows[slot]
+
+    @pl.when(rows > 0)
+    def _() -> None:
+      self._copy_out(slot, (0, rows, pending.outer[slot]), "wait")
+
+  def _copy_out(self, slot: Any, at: tuple[Any, Any, Any], act: str) -> None:
+    start, rows, outer = at
+    rows = pl.multiple_of(rows, self.plan.block)
+
+    def copy(target: pl.Slice, source: pl.Slice) -> None:
+      move(
+        self.buf.out.at[slot, pl.ds(0, rows), source],
+        self.out.at[pl.ds(start, rows), target],
+        self.buf.sems.at[OUT, slot],
+        act,
+      )
+
+    self.plan.n.with_tile(outer, copy, self.lanes[1])
