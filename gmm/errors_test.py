@@ -475,7 +475,9 @@ def test_empty_operands_give_empty_or_zero_results(backend, m, k, n, g):
   lhs, rhs, dout = jnp.ones((m, k)), jnp.ones((g, k, n)), jnp.ones((m, n))
   sizes = jnp.full((g + 1,), 2, jnp.int32)
   out, vjp = jax.vjp(
-    lambda l, r, e: ops.gmm(l, r, sizes, existing_out=e, config=config),
+    lambda lhs, rhs, existing: ops.gmm(
+      lhs, rhs, sizes, existing_out=existing, config=config
+    ),
     lhs,
     rhs,
     dout,

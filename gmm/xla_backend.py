@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from gmm import varying
@@ -33,6 +34,8 @@ _MIN_BLOCK = 32
 _MAX_BLOCK = 256
 # Narrower panels of the result would cost more than their temporaries.
 _MIN_PANEL = 64
+# TODO: drop, with _bits and _values, when jax 0.10 is no longer supported.
+_WIDENS_UPDATES = jax.__version_info__ < (0, 12)
 
 
 def block_rows(problem: Problem) -> int:
@@ -72,34 +75,39 @@ def gmm(
   if p.is_empty:
     return out
   block = min(block_rows(p), max(_MIN_BLOCK, p.m // 8))
-  axis = 1 if p.transpose_rhs else 2  # of n in rhs
-  dims = (((1,), (2 - axis,)), ((), ()))
+  dims = (((1,), (1 if p.transpose_rhs else 0,)), ((), ()))
   width = p.n
   if p.g > 1:  # one weight is read in place, of many a panel is copied
     item = max(p.rhs_dtype.itemsize, p.compute_dtype.itemsize)
     width = _panel_width(p.n, p.m * p.n * p.out_dtype.itemsize // 2, p.k * item)
 
+  out = _bits(out)
+  zero = jnp.int32(0)
+
   def panel(
     i: jax.Array, col: jax.Array, rows: jax.Array, out: jax.Array
   ) -> jax.Array:
     first, columns = _window(col, col + width, width, p.n)
-    weight = lax.dynamic_index_in_dim(rhs, i, keepdims=False)
-    weight = lax.dynamic_slice_in_dim(weight, first, width, axis - 1)
+    if p.transpose_rhs:
+      weight = _slice(rhs, (i, first, zero), (1, width, p.k))[0]
+    else:
+      weight = _slice(rhs, (i, zero, first), (1, p.k, width))[0]
 
     def visit(row: jax.Array, out: jax.Array) -> jax.Array:
       at, mask = _window(row, rows[1], block, p.m)
-      x = lax.dynamic_slice_in_dim(lhs, at, block)
+      x = _slice(lhs, (at, zero), (block, p.k))
       y = _dot(x, weight, dims, p)
       old = lax.dynamic_slice(out, (at, first), (block, width))
       if p.has_existing:
-        y += old.astype(p.acc_dtype)
+        y += _values(old, p.out_dtype).astype(p.acc_dtype)
       mask = mask[:, None] & columns[None, :]
-      y = jnp.where(mask, y.astype(p.out_dtype), old)
+      y = jnp.where(mask, _bits(y.astype(p.out_dtype)), old)
       return lax.dynamic_update_slice(out, y, (at, first))
 
     return _for_blocks(rows, block, visit, out)
 
-  return _for_panels(p, sizes, offset, width=width, body=panel, init=out)
+  out = _for_panels(p, sizes, offset, width=width, body=panel, init=out)
+  return _values(out, p.out_dtype)
 
 
 def tgmm(
@@ -140,6 +148,9 @@ def tgmm(
     height, out_bytes * 3 // 4 - 4 * block * width, 8 * width + 4 * block
   )
 
+  out = _bits(out)
+  zero = jnp.int32(0)
+
   def panel(
     i: jax.Array, col: jax.Array, rows: jax.Array, out: jax.Array
   ) -> jax.Array:
@@ -148,17 +159,52 @@ def tgmm(
     def visit(row: jax.Array, acc: jax.Array) -> jax.Array:
       at, mask = _window(row, rows[1], block, p.m)
       # Both sides: a row of zeros times a row of NaN is NaN.
-      x = lax.dynamic_slice(left, (at, first), (block, height))
-      y = lax.dynamic_slice_in_dim(right, at, block)
+      x = _slice(left, (at, first), (block, height))
+      y = _slice(right, (at, zero), (block, width))
       x = jnp.where(mask[:, None], x, jnp.zeros_like(x))
       y = jnp.where(mask[:, None], y, jnp.zeros_like(y))
       return acc + _dot(x, y, dims, p)
 
     acc = varying.vary_like(jnp.zeros((height, width), p.acc_dtype), out)
-    acc = _for_blocks(rows, block, visit, acc).astype(p.out_dtype)
-    return lax.dynamic_update_slice(out, acc[None], (i, first, jnp.int32(0)))
+    acc = _bits(_for_blocks(rows, block, visit, acc).astype(p.out_dtype))
+    return lax.dynamic_update_slice(out, acc[None], (i, first, zero))
 
-  return _for_panels(p, sizes, offset, width=height, body=panel, init=out)
+  out = _for_panels(p, sizes, offset, width=height, body=panel, init=out)
+  return _values(out, p.out_dtype)
+
+
+def _slice(
+  x: jax.Array, starts: tuple[jax.Array, ...], sizes: tuple[int, ...]
+) -> jax.Array:
+  """A dynamic slice that keeps XLA from touching the whole of `x`.
+
+  XLA for CPU may widen narrow floats to float32 before it slices them. A loop's
+  body does that for the slice alone, unless it is moved out of the loop: so the
+  array is tied to the place, which changes.
+  """
+  if x.dtype.itemsize < 4:
+    x, starts = lax.optimization_barrier((x, starts))
+  return lax.dynamic_slice(x, starts, sizes)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+  """Narrow floats as unsigned integers, where XLA for CPU cannot update them.
+
+  It would rewrite the whole result for each visit. The way back is one copy of
+  the result, in temporary memory.
+  """
+  is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+  if not (_WIDENS_UPDATES and is_narrow):
+    return x
+  bits = jnp.uint16 if x.dtype.itemsize == 2 else jnp.uint8
+  return lax.bitcast_convert_type(x, bits)
+
+
+def _values(bits: jax.Array, dtype: np.dtype) -> jax.Array:
+  """Undoes `_bits`."""
+  if bits.dtype == dtype:
+    return bits
+  return lax.bitcast_convert_type(bits, dtype)
 
 
 def _panel_width(size: int, budget: int, bytes_each: int) -> int:

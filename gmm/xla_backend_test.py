@@ -64,8 +64,11 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+  ("name", "transposed"),
+  [(name, False) for name in SHAPES]
+  + [(name, True) for name in ("many_blocks", "many_panels", "middle_shard")],
+)
 def test_against_the_oracle(name, transposed):
   m, k, n, sizes, g, offset = SHAPES[name]
   lhs, dout, existing = normal(0, m, k), normal(1, m, n), normal(2, m, n)
@@ -204,6 +207,8 @@ def test_temporaries_are_no_larger_than_the_result(m, g, k, n, dtype):
     compiled = jax.jit(function).lower(*operands, sizes).compile()
     memory = compiled.memory_analysis()
     used, out = memory.temp_size_in_bytes, memory.output_size_in_bytes
+    if dtype == "bfloat16" and xla_backend._WIDENS_UPDATES:
+      used -= out  # its bits, made floats at the end
     assert used <= out, f"{name}: {used} bytes of temporaries, {out} of result"
 
 
