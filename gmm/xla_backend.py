@@ -74,8 +74,11 @@ def gmm(
   out = varying.vary_like(out, lhs, rhs, sizes, offset)
   if p.is_empty:
     return out
-  block = min(block_rows(p), max(_MIN_BLOCK, p.m // 8))
-  dims = (((1,), (1 if p.transpose_rhs else 0,)), ((), ()))
+  if p.g_total == 1 and p.out_dtype == p.acc_dtype:
+    return _gmm_of_one(lhs, rhs, sizes, offset, existing_out=out, problem=p)
+  most = p.m * p.out_dtype.itemsize // 16  # keeps temporaries small
+  block = min(block_rows(p), max(_MIN_BLOCK, most))
+  dims = _gmm_dims(p)
   width = p.n
   if p.g > 1:  # one weight is read in place, of many a panel is copied
     item = max(p.rhs_dtype.itemsize, p.compute_dtype.itemsize)
@@ -108,6 +111,24 @@ def gmm(
 
   out = _for_panels(p, sizes, offset, width=width, body=panel, init=out)
   return _values(out, p.out_dtype)
+
+
+def _gmm_of_one(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  sizes: jax.Array,
+  offset: jax.Array,
+  *,
+  existing_out: jax.Array,
+  problem: Problem,
+) -> jax.Array:
+  """A single group: one dot, masked in place, is all m rows and no more."""
+  y = _dot(lhs, rhs[0], _gmm_dims(problem), problem)
+  if problem.has_existing:
+    y += existing_out
+  end = jnp.where(offset[0] == 0, sizes[0], 0)
+  mask = lax.broadcasted_iota(jnp.int32, (problem.m, 1), 0) < end
+  return jnp.where(mask, y, existing_out)
 
 
 def tgmm(
@@ -270,6 +291,10 @@ def _window(
   at = jnp.minimum(begin, limit - size)
   places = at + lax.iota(jnp.int32, size)
   return at, (places >= begin) & (places < end)
+
+
+def _gmm_dims(problem: Problem) -> lax.DotDimensionNumbers:
+  return (((1,), (1 if problem.transpose_rhs else 0,)), ((), ()))
 
 
 def _dot(
