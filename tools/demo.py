@@ -152,7 +152,9 @@ def _problem(
   tokens = normal((t, h), 1).astype(dtype)
   gates, rows = moe_block.route(tokens, normal((h, e), h), model.top_k)
   weights = moe_block.Weights(
-    tokens, gates, normal((e, h, f), h).astype(dtype),
+    tokens,
+    gates,
+    normal((e, h, f), h).astype(dtype),
     normal((e, f, h), f).astype(dtype),
   )
   return weights, rows, normal((t, h), 1)
@@ -194,8 +196,12 @@ def _product_rows(layer: Layer, backend: str) -> Iterator[Row]:
     )
     error = np.abs(_wide(got) - want[name])
     return Row(
-      f"{layer.name} {name}", backend, path, _relative(error, want[name]),
-      milliseconds, bool(np.all(error <= bound)),
+      f"{layer.name} {name}",
+      backend,
+      path,
+      _relative(error, want[name]),
+      milliseconds,
+      bool(np.all(error <= bound)),
     )
 
   config = ops.Config(backend=backend)
@@ -246,7 +252,11 @@ def _block_rows(
   for name, (got, expected) in pairs.items():
     error = _relative(np.abs(_wide(got) - expected), expected)
     yield Row(
-      f"block {name}", config.backend, path, error, milliseconds,
+      f"block {name}",
+      config.backend,
+      path,
+      error,
+      milliseconds,
       error <= allowed,
     )
 

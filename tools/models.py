@@ -27,30 +27,16 @@ class Model:
 
 
 MODELS: dict[str, Model] = {
-  "gemma4-26b-a4b": Model(
-    hidden=2816, intermediate=704, experts=128, top_k=8
-  ),
-  "qwen3-30b-a3b": Model(
-    hidden=2048, intermediate=768, experts=128, top_k=8
-  ),
+  "gemma4-26b-a4b": Model(hidden=2816, intermediate=704, experts=128, top_k=8),
+  "qwen3-30b-a3b": Model(hidden=2048, intermediate=768, experts=128, top_k=8),
   "qwen3-235b-a22b": Model(
     hidden=4096, intermediate=1536, experts=128, top_k=8
   ),
-  "deepseek-v3": Model(
-    hidden=7168, intermediate=2048, experts=256, top_k=8
-  ),
-  "gpt-oss-20b": Model(
-    hidden=2880, intermediate=2880, experts=32, top_k=4
-  ),
-  "gpt-oss-120b": Model(
-    hidden=2880, intermediate=2880, experts=128, top_k=4
-  ),
-  "mixtral-8x7b": Model(
-    hidden=4096, intermediate=14336, experts=8, top_k=2
-  ),
-  "llama4-scout": Model(
-    hidden=5120, intermediate=8192, experts=16, top_k=1
-  ),
+  "deepseek-v3": Model(hidden=7168, intermediate=2048, experts=256, top_k=8),
+  "gpt-oss-20b": Model(hidden=2880, intermediate=2880, experts=32, top_k=4),
+  "gpt-oss-120b": Model(hidden=2880, intermediate=2880, experts=128, top_k=4),
+  "mixtral-8x7b": Model(hidden=4096, intermediate=14336, experts=8, top_k=2),
+  "llama4-scout": Model(hidden=5120, intermediate=8192, experts=16, top_k=1),
 }
 
 

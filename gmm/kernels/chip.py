@@ -61,9 +61,7 @@ def _spec(
     num_cores=num_cores,
     vmem_bytes=info.vmem_capacity_bytes,
     mxu_size=info.mxu_column_size,
-    mxu_dtypes=frozenset(
-      f for f in _FORMATS if info.is_matmul_supported(f, f)
-    ),
+    mxu_dtypes=frozenset(f for f in _FORMATS if info.is_matmul_supported(f, f)),
     hbm_bytes_per_second=info.mem_bw_bytes_per_second,
     bf16_flops=info.bf16_ops_per_second,
   )
@@ -98,8 +96,9 @@ def resolve(name: str | None = None) -> ChipSpec:
     kind = _device_kind()
     return CHIPS[DEFAULT] if kind is None else _by_device_kind(kind)
   if not isinstance(name, str):
-    raise TypeError(f"`chip` is {name!r}; want a name out of {_known()}, or "
-                    "None")
+    raise TypeError(
+      f"`chip` is {name!r}; want a name out of {_known()}, or None"
+    )
   if name not in CHIPS:
     raise ValueError(f"`chip` is {name!r}; known chips: {_known()}")
   return CHIPS[name]
@@ -127,5 +126,7 @@ def _by_device_kind(kind: str) -> ChipSpec:
   for spec in CHIPS.values():
     if kind in spec.device_kinds:
       return spec
-  raise ValueError(f"the TPU at hand is a {kind!r}, which has no row in the "
-                   f"chip table; name the nearest one with `chip`: {_known()}")
+  raise ValueError(
+    f"the TPU at hand is a {kind!r}, which has no row in the "
+    f"chip table; name the nearest one with `chip`: {_known()}"
+  )

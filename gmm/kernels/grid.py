@@ -263,9 +263,7 @@ class RowGrid:
     start = self.floor(visit.lo) + visit.tile * self.window
     start = pl.multiple_of(start, self.block)
     rows = jnp.minimum(self.ceil(visit.hi) - start, self.window)
-    return Window(
-      start, pl.multiple_of(rows, self.block), visit.lo, visit.hi
-    )
+    return Window(start, pl.multiple_of(rows, self.block), visit.lo, visit.hi)
 
   def is_last_tile(self, visit: Visit) -> jax.Array:
     """Whether the visit is its group's last."""

@@ -292,9 +292,7 @@ class _Body:
 
     row = pl.multiple_of(full * chunk, self.plan.block)
     begin = jnp.logical_and(begins, full == 0)
-    last = functools.partial(
-      self.add, slot, (row, begin), window, masked=True
-    )
+    last = functools.partial(self.add, slot, (row, begin), window, masked=True)
 
     @pl.when(ends)
     def _() -> None:

@@ -259,9 +259,7 @@ def cost_seconds(plan: Plan) -> float:
   flops = 2 * chunks * chunk_rows * problem.k * problem.n
   rate = chip.bf16_flops / (4 if plan.compute_dtype == np.float32 else 1)
   bandwidth = chip.hbm_bytes_per_second
-  seconds = max(
-    flops / rate, _hbm_bytes(plan, visits) / bandwidth / DMA_SHARE
-  )
+  seconds = max(flops / rate, _hbm_bytes(plan, visits) / bandwidth / DMA_SHARE)
   steps = visits * plan.k.count * plan.n.count
   first = plan.tile_k * plan.tile_n * problem.rhs_dtype.itemsize / bandwidth
   padding = _padding_bytes(plan) / bandwidth
