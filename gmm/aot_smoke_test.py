@@ -161,3 +161,9 @@ def test_a_training_step_of_ops():
     assert f"{kernel}-g_8-" in text
   # No copy of the weight, and so no room for one.
   assert compiled.memory_analysis().temp_size_in_bytes < g * k * n
+
+
+@pytest.mark.parametrize("mode", ["nn", "tn"])
+def test_programs_with_64_bit_types(mode):
+  with jax.enable_x64(True):
+    compile_mode("v5p", mode, (512, 4, 384, 256), (BF16, BF16))

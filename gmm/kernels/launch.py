@@ -80,7 +80,7 @@ def call(
   )
   in_hbm = pl.BlockSpec(memory_space=pl.ANY)
   weights = problem.g * problem.k * problem.n
-  return pl.pallas_call(
+  run = pl.pallas_call(
     body,
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=3,
@@ -114,7 +114,10 @@ def call(
       "tiles.tile_n": str(plan.tile_n),
       "dims.size_lhs_sublane": str(plan.block),
     },
-  )(*operands)
+  )
+  # Programs may have 64-bit types on; the scalar core has none.
+  with jax.enable_x64(False):
+    return run(*operands)
 
 
 def _precision(plan: Plan) -> lax.Precision | None:
