@@ -8,6 +8,7 @@ can be called by themselves.
 import pytest
 
 from testing import cases, harness, parametrize
+from testing.case import Case
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -27,3 +28,21 @@ def test_products(case, backend):
       harness.run_products(case, backend)
     return
   harness.check(case, harness.run_products(case, backend))
+
+
+def test_two_cores_side_by_side(backend):
+  # In the table cores take turns: side by side, each run takes many seconds.
+  case = Case(
+    name="two_cores",
+    m=40,
+    k=136,
+    n=264,
+    group_sizes=(5, 9, 0, 13, 11),
+    num_groups=3,
+    group_offset=1,
+    dtypes="bf16",
+    existing_out=True,
+    tiling=(16, 128, 128),
+    chip="v4",
+  )
+  harness.check(case, harness.run_products(case, backend, cores=2))

@@ -85,6 +85,7 @@ class Case:
     transpose_rhs: whether rhs is [g, n, k].
     existing_out: whether it is given.
     tiling: (tile_m, tile_k, tile_n) in the weight's terms, or None.
+    chip: what interpreted kernels are planned for; a TPU runs its own plan.
     poison: what fills everything that must not be read: "nan", "inf" or
       "huge".
   """
@@ -101,6 +102,7 @@ class Case:
   transpose_rhs: bool = False
   existing_out: bool = False
   tiling: Tiling | None = None
+  chip: str = "v6e"
   poison: str = "nan"
 
   @property
@@ -154,6 +156,7 @@ class Case:
       f"g{p.g}of{p.g_total}",
       "none" if p.group_offset is None else f"{p.offset_form}{p.group_offset}",
       "add" if p.existing_out else "new",
+      p.chip,
     )
     return "-".join(parts)
 

@@ -41,6 +41,8 @@ PROGRAM_FACTORS: covering.Factors = {
   "layout": ("N", "T"),
   "offset": ("none", "traced", "traced_1"),
   "existing": ("new", "add"),
+  # One core; one without integers; two cores with neither integers nor float8.
+  "chip": ("v6e", "tpu7x", "v4"),
 }
 
 _POISONS = ("nan", "inf", "huge")
@@ -72,7 +74,7 @@ def _case_of(row: covering.Row) -> Case:
   g, g_total = _SHARD if has_offset else (_ALL_GROUPS, _ALL_GROUPS)
   place = row["position"]
   return Case(
-    name="-".join(v for v in row.values() if v not in ("none", "new")),
+    name="-".join(v for v in row.values() if v not in ("none", "new", "v6e")),
     m=m,
     k=k,
     n=n,
@@ -84,6 +86,7 @@ def _case_of(row: covering.Row) -> Case:
     transpose_rhs=row["layout"] == "T",
     existing_out=row["existing"] == "add",
     tiling=TILINGS[row["tiling"]],
+    chip=row["chip"],
     poison=row["poison"],
   )
 

@@ -87,8 +87,14 @@ class _Design:
     ]
 
   def take_best(self, candidates: list[tuple[Row, int]]) -> Row:
-    """Moves the first of the candidates that meet most new pairs to `met`."""
+    """Moves the first of the candidates that meet most new pairs to `met`.
+
+    Where none meets a new one, the design begins anew: rather than the same
+    rows again, the next ones meet every pair once more.
+    """
     best = max(candidates, key=lambda c: (c[1] & ~self.met).bit_count())
+    if not best[1] & ~self.met:
+      self.met = 0
     candidates.remove(best)
     self.met |= best[1]
     return best[0]

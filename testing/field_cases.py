@@ -140,6 +140,26 @@ def _offsets() -> Iterator[Case]:
     )
 
 
+def _existing() -> Iterator[Case]:
+  """What exists is kept on every row, and added to rows of local groups."""
+  shared = {
+    "m": 44,
+    "k": 136,
+    "n": 72,
+    "num_groups": 2,
+    "group_offset": 1,
+    "existing_out": True,
+    "tiling": (16, 128, 128),
+  }
+  sizes = _sizes(
+    ragged=(5, 19, 9, 11),
+    short=(5, 1, 2, 3),
+    empty=(9, 0, 0, 5),
+    all=(0, 44, 0, 0),
+  )
+  yield from _rows("existing", shared, sizes)
+
+
 def _lanes() -> Iterator[Case]:
   """Neither k nor n need be a multiple of anything."""
   sizes = _sizes(ragged=patterns.ragged(40, 3), short=patterns.short(40, 3))
@@ -200,6 +220,7 @@ def rows() -> Iterator[Case]:
     _few_rows,
     _tile_m_that_does_not_divide,
     _offsets,
+    _existing,
     _lanes,
     _weights_in_place,
     _ends,

@@ -25,11 +25,18 @@ from testing.case import Case
 
 Results = Mapping[str, np.ndarray]
 
+RESULTS = ("out", "dlhs", "drhs")
+
 _OPERANDS = ("lhs", "rhs")
 
 
 def run_products(
-  case: Case, backend: str, *, x: inputs.Inputs | None = None
+  case: Case,
+  backend: str,
+  *,
+  x: inputs.Inputs | None = None,
+  cores: int = 1,
+  names: tuple[str, ...] = RESULTS,
 ) -> Results:
   """The forward product and those of its gradients, called one by one.
 
@@ -37,11 +44,14 @@ def run_products(
     case: The case.
     backend: "interpret", "pallas" or "xla".
     x: operands, None for those of `inputs.make`.
+    cores: that the interpreter runs side by side where the case's chip has
+      several; with 1 they take turns. Several make every run compile anew.
+    names: which of the results.
 
   Returns:
     "out", "dlhs" and "drhs", each in the layout of its operand.
   """
-  program = _products_program(case.program, backend)
+  program = _products_program(case.program, backend, cores=cores, names=names)
   return _run(program, inputs.make(case) if x is None else x, backend)
 
 
@@ -57,7 +67,10 @@ def run_vjp(case: Case, backend: str, **flags: Any) -> Results:
     "out", and for operands that have gradients "dlhs", "drhs" and
     "dexisting_out".
   """
-  config = ops.Config(**{"backend": backend, "tiling": case.tiling, **flags})
+  chip = case.chip if backend == "interpret" else None
+  config = ops.Config(
+    **{"backend": backend, "tiling": case.tiling, "chip": chip, **flags}
+  )
   return _run(_vjp_program(case.program, config), inputs.make(case), backend)
 
 
@@ -115,9 +128,13 @@ def _arrays(x: inputs.Inputs) -> dict[str, np.ndarray | None]:
 
 
 @functools.cache
-def _products_program(program: Case, backend: str) -> Callable:
+def _products_program(
+  program: Case, backend: str, *, cores: int, names: tuple[str, ...]
+) -> Callable:
   product, transposed = (
-    _xla_products() if backend == "xla" else _kernel_products(backend)
+    _xla_products()
+    if backend == "xla"
+    else _kernel_products(program, backend, cores)
   )
   out_of = {name: inputs.gradient_dtype(program, name) for name in _OPERANDS}
   # The tiling is in the weight's terms; a product's is in its call's.
@@ -132,36 +149,40 @@ def _products_program(program: Case, backend: str) -> Callable:
       "group_offset": _offset(program, x["group_offset"]),
       "precision": program.formats.precision,
     }
-    out = product(
-      lhs,
-      rhs,
-      sizes,
-      transpose_rhs=program.transpose_rhs,
-      preferred_element_type=program.formats.out,
-      existing_out=x["existing_out"],
-      tiling=tiling,
-      **shared,
-    )
-    dlhs = product(
-      dout,
-      rhs,
-      sizes,
-      transpose_rhs=not program.transpose_rhs,
-      preferred_element_type=out_of["lhs"],
-      tiling=transposed_tiling,
-      **shared,
-    )
-    drhs = transposed(
-      lhs,
-      dout,
-      sizes,
-      num_groups=program.g,
-      transpose_out=program.transpose_rhs,
-      preferred_element_type=out_of["rhs"],
-      tiling=tiling,
-      **shared,
-    )
-    return {"out": out, "dlhs": dlhs, "drhs": drhs}
+    results = {}
+    if "out" in names:
+      results["out"] = product(
+        lhs,
+        rhs,
+        sizes,
+        transpose_rhs=program.transpose_rhs,
+        preferred_element_type=program.formats.out,
+        existing_out=x["existing_out"],
+        tiling=tiling,
+        **shared,
+      )
+    if "dlhs" in names:
+      results["dlhs"] = product(
+        dout,
+        rhs,
+        sizes,
+        transpose_rhs=not program.transpose_rhs,
+        preferred_element_type=out_of["lhs"],
+        tiling=transposed_tiling,
+        **shared,
+      )
+    if "drhs" in names:
+      results["drhs"] = transposed(
+        lhs,
+        dout,
+        sizes,
+        num_groups=program.g,
+        transpose_out=program.transpose_rhs,
+        preferred_element_type=out_of["rhs"],
+        tiling=tiling,
+        **shared,
+      )
+    return results
 
   return run
 
@@ -192,11 +213,16 @@ def _compiler_options(backend: str) -> dict[str, int | bool]:
   return known
 
 
-def _kernel_products(backend: str) -> tuple[Callable, Callable]:
-  interpret = races.interpret_params() if backend == "interpret" else False
+def _kernel_products(
+  program: Case, backend: str, cores: int
+) -> tuple[Callable, Callable]:
+  options = {}
+  if backend == "interpret":
+    options["chip"] = program.chip
+    options["interpret"] = races.interpret_params(cores)
   return (
-    functools.partial(kernels.gmm_v2, interpret=interpret),
-    functools.partial(kernels.tgmm_v2, interpret=interpret),
+    functools.partial(kernels.gmm_v2, **options),
+    functools.partial(kernels.tgmm_v2, **options),
   )
 
 

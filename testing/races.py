@@ -18,13 +18,18 @@ class RaceError(AssertionError):
   """Two accesses of one buffer with no order between them."""
 
 
-def interpret_params() -> pltpu.InterpretParams:
-  """Parameters that look for races and read no memory that was not written."""
+def interpret_params(num_cores: int = 1) -> pltpu.InterpretParams:
+  """Parameters that look for races and show reads of unwritten memory.
+
+  Args:
+    num_cores: that run a parallel grid side by side.
+  """
   options = {"on_race": "raise"} if _RAISES else {}
   return pltpu.InterpretParams(
     detect_races=True,
     out_of_bounds_reads="raise",
     uninitialized_memory="nan",
+    num_cores_or_threads=num_cores,
     **options,
   )
 
