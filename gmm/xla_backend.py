@@ -76,8 +76,7 @@ def gmm(
     return out
   if p.g_total == 1 and p.out_dtype == p.acc_dtype:
     return _gmm_of_one(lhs, rhs, sizes, offset, existing_out=out, problem=p)
-  most = p.m * p.out_dtype.itemsize // 16  # keeps temporaries small
-  block = min(block_rows(p), max(_MIN_BLOCK, most))
+  block = min(block_rows(p), max(_MIN_BLOCK, p.m // 8))
   dims = _gmm_dims(p)
   width = p.n
   if p.g > 1:  # one weight is read in place, of many a panel is copied
