@@ -73,10 +73,15 @@ def extend(
 
 
 class _Design:
-  """The pairs met so far, a bit each: counting them is then one instruction."""
+  """The pairs met so far, a bit each: counting them is then one instruction.
+
+  Attributes:
+    met: pairs that some row has met.
+  """
 
   def __init__(self) -> None:
     self.met = 0
+    self._met_again = 0
     self._bits: dict[Pair, int] = {}
 
   def candidates(self, rows: list[Row]) -> list[tuple[Row, int]]:
@@ -87,14 +92,21 @@ class _Design:
     ]
 
   def take_best(self, candidates: list[tuple[Row, int]]) -> Row:
-    """Moves the first of the candidates that meet most new pairs to `met`.
+    """Takes the first of the candidates that meet most new pairs.
 
-    Where none meets a new one, the design begins anew: rather than the same
-    rows again, the next ones meet every pair once more.
+    Among equals, and where none meets a new one, those count that few rows
+    have met: else late rows would all be the first of the product.
     """
-    best = max(candidates, key=lambda c: (c[1] & ~self.met).bit_count())
-    if not best[1] & ~self.met:
-      self.met = 0
+
+    def gain(candidate: tuple[Row, int]) -> tuple[int, int]:
+      pairs = candidate[1]
+      new, rare = pairs & ~self.met, pairs & ~self._met_again
+      return new.bit_count(), rare.bit_count()
+
+    best = max(candidates, key=gain)
+    if not best[1] & ~self._met_again:
+      self._met_again = 0
     candidates.remove(best)
     self.met |= best[1]
+    self._met_again |= best[1]
     return best[0]
