@@ -160,6 +160,31 @@ def _existing() -> Iterator[Case]:
   yield from _rows("existing", shared, sizes)
 
 
+def _windows() -> Iterator[Case]:
+  """Groups that need a window more than their rows do, or cut one short."""
+  shared = {"m": 48, "k": 40, "n": 24, "tiling": (16, 128, 128)}
+  yield from _rows(
+    "straddle",
+    shared,
+    _sizes(
+      one_more=(7, 24, 9, 8), two_chunks=(3, 30, 15, 0), none=(16, 32, 0, 0)
+    ),
+  )
+
+
+def _counts() -> Iterator[Case]:
+  """Sizes that do not add up to anything sensible."""
+  yield from _rows(
+    "counts",
+    {"m": 40, "k": 24, "n": 136},
+    _sizes(
+      too_many=patterns.too_many(40, 4),
+      sum_wraps=patterns.sum_wraps(40, 4),
+      negative=patterns.negative(40, 4),
+    ),
+  )
+
+
 def _lanes() -> Iterator[Case]:
   """Neither k nor n need be a multiple of anything."""
   sizes = _sizes(ragged=patterns.ragged(40, 3), short=patterns.short(40, 3))
@@ -221,6 +246,8 @@ def rows() -> Iterator[Case]:
     _tile_m_that_does_not_divide,
     _offsets,
     _existing,
+    _windows,
+    _counts,
     _lanes,
     _weights_in_place,
     _ends,
