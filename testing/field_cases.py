@@ -130,6 +130,7 @@ def _offsets() -> Iterator[Case]:
       group_offset=offset,
       **shared,
     )
+  yield Case(name="C20-offset-N-none", **shared)
   # The same, given in other ways.
   for form, offset in (("int", 3), ("array", 6)):
     yield Case(

@@ -312,15 +312,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def apply(mutation: Mutation, package: pathlib.Path) -> None:
-  """Changes a copy of the package.
-
-  Args:
-    mutation: what to change.
-    package: the copied `gmm`.
-
-  Raises:
-    ValueError: the text is not there exactly once.
-  """
+  """Changes a copied `gmm`; ValueError if the text is not there once."""
   path = package / mutation.file
   text = path.read_text()
   found = text.count(mutation.old)
@@ -342,11 +334,7 @@ def copy_package(folder: pathlib.Path) -> pathlib.Path:
 
 
 def catches(folder: pathlib.Path, cases: tuple[str, ...]) -> tuple[bool, str]:
-  """Runs cases with the package in a folder.
-
-  Args:
-    folder: that holds the package `gmm`.
-    cases: as in `Mutation`.
+  """Runs cases (see `Mutation`) with the package `gmm` in a folder.
 
   Returns:
     Whether one failed, and what the process printed.
