@@ -20,7 +20,7 @@ import numpy as np
 
 from gmm import kernels, ops
 from reference import oracle
-from testing import inputs, races, tolerance
+from testing import compiling, inputs, races, tolerance
 from testing.case import Case
 
 Results = Mapping[str, np.ndarray]
@@ -142,7 +142,10 @@ def _products_program(
   if tiling is not None:
     transposed_tiling = (tiling[0], tiling[2], tiling[1])
 
-  @functools.partial(jax.jit, compiler_options=_compiler_options(backend))
+  # The XLA backend is compiled here as its users do.
+  options = compiling.fast_options() if backend == "interpret" else {}
+
+  @functools.partial(jax.jit, compiler_options=options)
   def run(x: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
     lhs, rhs, dout, sizes = x["lhs"], x["rhs"], x["dout"], x["group_sizes"]
     shared = {
@@ -185,32 +188,6 @@ def _products_program(
     return results
 
   return run
-
-
-# An interpreted kernel is thousands of small operations around callbacks:
-# nearly all of its time goes into compiling it.
-_FAST_TO_COMPILE = {
-  "xla_backend_optimization_level": 0,
-  "xla_llvm_disable_expensive_passes": True,
-  "xla_cpu_parallel_codegen_split_count": 1,
-  "xla_cpu_use_fusion_emitters": False,
-}
-
-
-@functools.cache
-def _compiler_options(backend: str) -> dict[str, int | bool]:
-  """Options that this XLA knows; it refuses a program with unknown ones."""
-  if backend != "interpret":
-    return {}
-  trivial = jax.jit(jnp.negative).lower(1)
-  known = {}
-  for name, value in _FAST_TO_COMPILE.items():
-    try:
-      trivial.compile({name: value})
-    except jax.errors.JaxRuntimeError:
-      continue
-    known[name] = value
-  return known
 
 
 def _kernel_products(
@@ -256,9 +233,12 @@ def _vjp_program(program: Case, config: ops.Config) -> Callable:
       config=config,
     )
 
-  @functools.partial(
-    jax.jit, compiler_options=_compiler_options(config.backend)
+  # For the XLA backend `run_products` compiles without these.
+  options = (
+    compiling.fast_options() if config.backend in ("interpret", "xla") else {}
   )
+
+  @functools.partial(jax.jit, compiler_options=options)
   def run(x: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
     operands = {name: x[name] for name in (*_OPERANDS, "existing_out")}
     out, vjp = jax.vjp(lambda operands: gmm(x | operands), operands)

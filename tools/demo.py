@@ -23,6 +23,7 @@ import numpy as np
 from gmm import ops
 from reference import oracle
 from reference.error_bound import error_bound
+from testing import compiling
 from tools import models, moe_block
 
 DTYPES = ("float32", "bfloat16")
@@ -190,7 +191,7 @@ def _product_rows(layer: Layer, backend: str) -> Iterator[Row]:
   terms = {"forward": lhs.shape[1], "dlhs": dout.shape[1], "drhs": sizes.max()}
 
   def row(name: str, path: str, fn: Callable[..., jax.Array], *x: Any) -> Row:
-    got, milliseconds = _timed(fn, *x)
+    got, milliseconds = _timed(backend, fn, *x)
     bound = error_bound(
       want[name], magnitude[name], terms=terms[name], **_eps(rhs.dtype)
     )
@@ -237,7 +238,7 @@ def _block_rows(
   def fn(w: moe_block.Weights) -> Any:
     return jax.value_and_grad(moe_block.loss)(w, rows, target, config)
 
-  (loss, grads), milliseconds = _timed(fn, weights)
+  (loss, grads), milliseconds = _timed(config.backend, fn, weights)
   # Errors pass through at most this many sums and roundings, one after another.
   w = weights
   sums = sum((*w.wi.shape[1:], *w.wo.shape[1:], int(rows.group_sizes.max())))
@@ -261,9 +262,13 @@ def _block_rows(
     )
 
 
-def _timed(fn: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+def _timed(
+  backend: str, fn: Callable[..., Any], *args: Any
+) -> tuple[Any, float]:
   """The result, and the milliseconds of a run, without compiling."""
-  run = jax.jit(fn).lower(*args).compile()
+  # Nobody waits for interpreted kernels to run fast.
+  options = compiling.fast_options() if backend == "interpret" else {}
+  run = jax.jit(fn, compiler_options=options).lower(*args).compile()
   start = time.perf_counter()
   result = jax.block_until_ready(run(*args))
   return result, 1e3 * (time.perf_counter() - start)
