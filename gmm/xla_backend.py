@@ -85,6 +85,9 @@ def gmm(
 
   out = _bits(out)
   zero = jnp.int32(0)
+  # Integers may be added to floats that are there already.
+  is_float = jnp.issubdtype(p.out_dtype, jnp.floating)
+  wide = jnp.float32 if is_float else p.acc_dtype
 
   def panel(
     i: jax.Array, col: jax.Array, rows: jax.Array, out: jax.Array
@@ -101,7 +104,7 @@ def gmm(
       y = _dot(x, weight, dims, p)
       old = lax.dynamic_slice(out, (at, first), (block, width))
       if p.has_existing:
-        y += _values(old, p.out_dtype).astype(p.acc_dtype)
+        y = y.astype(wide) + _values(old, p.out_dtype).astype(wide)
       mask = mask[:, None] & columns[None, :]
       y = jnp.where(mask, _bits(y.astype(p.out_dtype)), old)
       return lax.dynamic_update_slice(out, y, (at, first))

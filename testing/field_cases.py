@@ -159,6 +159,12 @@ def _existing() -> Iterator[Case]:
     all=(0, 44, 0, 0),
   )
   yield from _rows("existing", shared, sizes)
+  # A sum of floats and integers is not an integer.
+  yield from _rows(
+    "existing-i8_to_f32",
+    {**shared, "dtypes": "i8_to_f32"},
+    {"ragged": sizes["ragged"]},
+  )
 
 
 def _windows() -> Iterator[Case]:

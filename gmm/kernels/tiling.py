@@ -217,8 +217,12 @@ def _splits(size: int, chip: ChipSpec) -> list[int]:
   """The whole dimension, and cuts of it in near-equal whole MXU tiles."""
   unit = max(chip.mxu_size, LANES)
   tiles = {size}
-  for parts in (2, 3, 4, 6, 8, 12, 16, 24, 32):
-    tiles.add(min(round_up(cdiv(size, parts), unit), size))
+  parts = 1
+  # Few candidates, but for dimensions so wide that small shares are needed.
+  while cdiv(size, parts) > (unit if parts < 16 else 4096):
+    for cut in (2 * parts, 3 * parts):
+      tiles.add(min(round_up(cdiv(size, cut), unit), size))
+    parts *= 2
   return sorted((t for t in tiles if t == size or t >= unit), reverse=True)
 
 
