@@ -97,6 +97,11 @@ CASES = {
   "nn-odd": ("nn", (59, 4, 77, 33), (BF16, BF16), None),
   "tn-odd": ("tn", (59, 4, 77, 33), (F32, F32), None),
   "nn-one": ("nn", (1, 1, 1, 1), (BF16, BF16), None),
+  "nt-one": ("nt", (40, 3, 64, 1), (BF16, BF16), None),
+  "nt-one-i8": ("nt", (40, 3, 64, 1), (I8, I8), None),
+  "nt-one-e5m2": ("nt", (40, 3, 64, 1), (E5M2, BF16), None),
+  "nt-one-past-a-piece": ("nt", (40, 3, 64, 513), (BF16, BF16), None),
+  "tn-one-past-a-piece": ("tn", (40, 3, 1, 513), (BF16, BF16), None),
 }
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.pallas import tpu as pltpu
 
 from gmm import config as config_lib
 from gmm import precision as precision_lib
@@ -219,15 +220,29 @@ def canonical_offset(group_offset: Any, g_total: int) -> jax.Array:
   if group_offset is None:
     return jnp.zeros((1,), jnp.int32)
   if isinstance(group_offset, (int, np.integer, np.ndarray)):
-    offset = np.asarray(group_offset).reshape(1)
-    inside = (offset >= 0) & (offset < g_total)
-    return jnp.asarray(np.where(inside, offset, g_total).astype(np.int32))
+    # As a Python integer, since g_total may not fit the given dtype.
+    offset = int(np.asarray(group_offset).reshape(()))
+    inside = 0 <= offset < g_total
+    return jnp.full((1,), offset if inside else g_total, jnp.int32)
   offset = group_offset.reshape(1)
   limit = min(g_total, np.iinfo(offset.dtype).max)
   inside = (offset >= 0) & (offset < limit)
   if limit < g_total:
     inside |= offset == limit
   return jnp.where(inside, offset.astype(jnp.int32), jnp.int32(g_total))
+
+
+def check_interpret(interpret: Any) -> None:
+  """Checks the kernels' `interpret`.
+
+  Raises:
+    TypeError: it is neither a bool nor InterpretParams.
+  """
+  if not isinstance(interpret, (bool, pltpu.InterpretParams)):
+    raise TypeError(
+      f"`interpret` is {interpret!r}; want True, False or "
+      "pltpu.InterpretParams(...)"
+    )
 
 
 # ---- pieces

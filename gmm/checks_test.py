@@ -231,3 +231,18 @@ def test_from_keys_reads_a_trainers_config():
   }
   assert read(both) == config.Config(use_gmm_v2_transposed_rhs_dlhs=True)
   assert read({"use_gmm_v2": None, "quantization": None}) == config.Config()
+
+
+@pytest.mark.parametrize(
+  ("offset", "g_total"),
+  [
+    (np.int8(-1), 200),
+    (np.int8(-1), 255),
+    (np.int16(-1), 40000),
+    (np.uint8(255), 255),
+    (2**70, 3),
+    (np.array([-1], np.int8), 130),
+  ],
+)
+def test_offsets_out_of_range_find_no_rows_in_any_dtype(offset, g_total):
+  assert checks.canonical_offset(offset, g_total).tolist() == [g_total]

@@ -317,9 +317,14 @@ class Config:
 
     Raises:
       ValueError: keys contradict each other, or a string is no flag.
-      TypeError: a flag is neither a bool nor a string.
+      TypeError: `keys` is no mapping, or a flag neither a bool nor a string.
       NotImplementedError: `quantization` asks for quantised weights.
     """
+    if not isinstance(keys, Mapping):
+      raise TypeError(
+        f"`keys` is a {type(keys).__name__}; want a mapping of a trainer's "
+        "keys, a dict for one"
+      )
     _refuse_quantization(keys.get("quantization"))
     use = _flag_of_key(keys, "use_gmm_v2")
     names = (

@@ -70,3 +70,9 @@ def test_bad_configs(error, keys, said):
 def test_bad_keys(error, keys, said):
   with pytest.raises(error, match=said):
     ops.Config.from_keys(keys)
+
+
+@pytest.mark.parametrize("keys", [None, ["use_gmm_v2"], "use_gmm_v2"])
+def test_keys_are_a_mapping(keys):
+  with pytest.raises(TypeError, match="`keys` is a .*mapping"):
+    ops.Config.from_keys(keys)

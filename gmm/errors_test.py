@@ -422,3 +422,13 @@ def test_empty_operands_give_empty_or_zero_results(backend, m, k, n, g):
   np.testing.assert_array_equal(dexisting, dout)
   got = ops.tgmm(lhs, dout, sizes, num_groups=g, config=config)
   np.testing.assert_array_equal(got, jnp.zeros((g, k, n)))
+
+
+@pytest.mark.parametrize("interpret", [1, None, "yes", {}])
+def test_interpret_is_a_bool_or_parameters(interpret):
+  for call in (
+    lambda: call_gmm(kernels.gmm_v2, interpret=interpret),
+    lambda: call_tgmm(kernels.tgmm_v2, interpret=interpret),
+  ):
+    with pytest.raises(TypeError, match="`interpret` is .*InterpretParams"):
+      call()

@@ -61,7 +61,7 @@ def gmm_v2(
 
   Raises:
     ValueError: shapes disagree, or `tiling` does not fit VMEM.
-    TypeError: a dtype that no backend takes.
+    TypeError: a dtype that no backend takes, or an argument of a wrong type.
     NotImplementedError: a valid request that this kernel or chip cannot serve.
   """
   problem = checks.gmm_problem(
@@ -76,6 +76,7 @@ def gmm_v2(
     rhs_bias=rhs_bias,
     precision=precision,
   )
+  checks.check_interpret(interpret)
   plan = _plan(problem, tiling, chip)
   if problem.is_empty:
     if existing_out is not None:
@@ -125,7 +126,7 @@ def tgmm_v2(
 
   Raises:
     ValueError: shapes disagree, or `tiling` does not fit VMEM.
-    TypeError: a dtype that no backend takes.
+    TypeError: a dtype that no backend takes, or an argument of a wrong type.
     NotImplementedError: a valid request that this kernel or chip cannot serve.
   """
   problem = checks.tgmm_problem(
@@ -144,6 +145,7 @@ def tgmm_v2(
     problem, operands = _exchanged(problem), (dout, lhs)
     tiling = config.checked_tiling("tiling", tiling)
     tiling = tiling and (tiling[0], tiling[2], tiling[1])
+  checks.check_interpret(interpret)
   plan = _plan(problem, tiling, chip)
   if problem.is_empty:
     return jnp.zeros(shape, problem.out_dtype)

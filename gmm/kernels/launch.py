@@ -120,9 +120,9 @@ def call(
     return run(*operands)
 
 
-def _precision(plan: Plan) -> lax.Precision | None:
+def _precision(plan: Plan, compute: np.dtype) -> lax.Precision | None:
   """As asked; the kernels' compiler has no HIGH, which HIGHEST includes."""
-  if plan.compute_dtype != np.float32:
+  if compute != np.float32:
     return None
   if plan.problem.precision == lax.Precision.HIGH:
     return lax.Precision.HIGHEST
@@ -140,10 +140,13 @@ def dot(
   Integers that the MXU does not take are multiplied as bfloat16, which holds
   them exactly, in pieces short enough for float32 to add up exactly.
   """
-  problem = plan.problem
-  lhs, rhs = lhs.astype(plan.compute_dtype), rhs.astype(plan.compute_dtype)
+  problem, compute = plan.problem, plan.compute_dtype
+  if contract == (1, 1) and rhs.shape[0] == 1:
+    # The compiler makes a multiply and a sum of this one, in float32 only.
+    compute = np.dtype(np.float32)
+  lhs, rhs = lhs.astype(compute), rhs.astype(compute)
   dims = (((contract[0],), (contract[1],)), ((), ()))
-  is_float = jnp.issubdtype(plan.compute_dtype, jnp.floating)
+  is_float = jnp.issubdtype(compute, jnp.floating)
   exact_pieces = problem.acc_dtype == np.int32 and is_float
 
   def product(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -151,7 +154,7 @@ def dot(
       x,
       y,
       dims,
-      precision=_precision(plan),
+      precision=_precision(plan, compute),
       preferred_element_type=np.float32 if is_float else problem.acc_dtype,
     )
 

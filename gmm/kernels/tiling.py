@@ -149,9 +149,9 @@ def _choose(problem: Problem, chip: ChipSpec) -> Plan:
   fitting = [p for p in plans if vmem_bytes(p) <= chip.vmem_budget]
   if not fitting:
     raise ValueError(
-      f"no tiling of m={problem.m}, k={problem.k}, n={problem.n} in "
-      f"{problem.lhs_dtype.name} fits {chip.vmem_budget} bytes of VMEM "
-      f"({chip.name})"
+      f"`lhs` and `rhs` with m={problem.m}, k={problem.k}, n={problem.n} in "
+      f"{problem.lhs_dtype.name} are too wide for the kernels: no tiling fits "
+      f"the {chip.vmem_budget} bytes of VMEM of {chip.name}; use backend='xla'"
     )
 
   def price(plan: Plan) -> float:
