@@ -41,6 +41,7 @@ _COLUMNS = (
 def main(argv: list[str] | None = None) -> None:
   """Prints one row for each product and size."""
   flags = _flags(argv)
+  jax.config.update("jax_platforms", "cpu")  # looks for nothing else
   print(
     f"jax {jax.__version__} on {jax.default_backend()}, {flags.reps} turns; "
     f"{flags.pattern} groups"

@@ -54,6 +54,9 @@ class Layer(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
   """Prints the table; returns the exit status."""
   args = _arguments(argv)
+  if not {"pallas", "auto"} & set(args.backends):
+    # Nothing here is for an accelerator, so none is looked for.
+    jax.config.update("jax_platforms", "cpu")
   try:
     model = models.scaled(
       args.model, scale=args.scale, experts=args.experts, top_k=args.top_k
