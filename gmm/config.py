@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from gmm import layouts
+
 BACKENDS = ("auto", "pallas", "interpret", "xla")
 
 # (tile_m, tile_k, tile_n) in the terms of the weight: tile_k tiles the weight's
@@ -169,6 +171,20 @@ class Problem:
     return (self.g, self.k, self.n)
 
   @property
+  def weight_shape(self) -> tuple[int, ...]:
+    """Shape of the weight: what gmm reads, what tgmm returns."""
+    if self.kind == "tgmm":
+      return self.out_shape
+    if self.transpose_rhs:
+      return (self.g, self.n, self.k)
+    return (self.g, self.k, self.n)
+
+  @property
+  def weight_dtype(self) -> np.dtype:
+    """Dtype of the weight."""
+    return self.out_dtype if self.kind == "tgmm" else self.rhs_dtype
+
+  @property
   def is_empty(self) -> bool:
     """True when there is nothing to multiply: the product is zeros."""
     return 0 in (self.m, self.k, self.n, self.g)
@@ -244,9 +260,17 @@ class Config:
       False from an explicit transposed copy of a [g, k, n] weight; None is as
       `use_gmm_v2`. (A [g, n, k] weight needs no transpose either way.)
     tiling: None, one (tile_m, tile_k, tile_n) for all products, or `Tiles`.
+    rhs_layout: how the weight lies in a TPU's memory: "gkn" with n in the
+      lanes, "gnk" with k. The kernels read and write it as it lies, so that
+      nothing is copied: for "gnk" all three products are the mirror image.
+      "auto" is what XLA does with an entry parameter (or a weight in a stack of
+      them) of that shape: row-major unless the other order pads less. Name it
+      where yours lies otherwise, as behind an all-gather of shards that have
+      another shape. Of no effect on the XLA backend.
 
   Raises:
-    ValueError: an unknown backend or chip, or keys that contradict each other.
+    ValueError: an unknown backend, chip or layout, or keys that contradict each
+      other.
     TypeError: a value of the wrong type.
   """
 
@@ -255,6 +279,7 @@ class Config:
   use_gmm_v2: bool = True
   use_gmm_v2_transposed_rhs_dlhs: bool | None = None
   tiling: Tiling | Tiles | None = None
+  rhs_layout: str = "auto"
 
   def __post_init__(self) -> None:
     """Checks each key, and that they do not contradict each other."""
@@ -274,6 +299,11 @@ class Config:
       raise ValueError(
         f"backend={self.backend!r} contradicts use_gmm_v2=False, which means "
         "backend='xla'; drop one of the two"
+      )
+    if self.rhs_layout not in layouts.RHS_LAYOUTS:
+      raise ValueError(
+        f"`rhs_layout` is {self.rhs_layout!r}; want one of "
+        f"{layouts.RHS_LAYOUTS}"
       )
     if not isinstance(self.tiling, Tiles):
       object.__setattr__(self, "tiling", checked_tiling("tiling", self.tiling))

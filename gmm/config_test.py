@@ -33,6 +33,8 @@ from gmm import ops
       {"use_gmm_v2": False, "backend": "interpret"},
       "'interpret'.*use_gmm_v2=False",
     ),
+    (ValueError, {"rhs_layout": "kgn"}, "`rhs_layout`.*'kgn'.*auto.*gkn.*gnk"),
+    (ValueError, {"rhs_layout": None}, "`rhs_layout`.*None.*auto"),
   ],
 )
 def test_bad_configs(error, keys, said):

@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend import core
 from jax.interpreters import mlir
 
-from gmm import checks, kernels, varying, xla_backend
+from gmm import checks, kernels, layouts, varying, xla_backend
 from gmm.config import Config, Problem, Tiling
 from gmm.kernels import chip as chips
 
@@ -32,12 +32,14 @@ class Product:
     backend: "auto", "pallas", "interpret" or "xla".
     chip: the chip to choose tiles for, or None.
     tiling: (tile_m, tile_k, tile_n) in the call's own terms, or None.
+    swapped: the last two axes of the weight lie in memory in the other order.
   """
 
   problem: Problem
   backend: str
   chip: str | None
   tiling: Tiling | None
+  swapped: bool = False
 
 
 def product(problem: Problem, config: Config, *, flipped: bool) -> Product:
@@ -67,8 +69,18 @@ def product(problem: Problem, config: Config, *, flipped: bool) -> Product:
     checks.check_pallas_dtypes(problem)
   elif backend == "auto" and checks.pallas_refusal(problem) is not None:
     backend = "xla"  # "auto" serves what one of the backends can
+  transposed = problem.transpose_rhs or problem.transpose_out
   return Product(
-    problem=problem, backend=backend, chip=config.chip, tiling=tiling
+    problem=problem,
+    backend=backend,
+    chip=config.chip,
+    tiling=tiling,
+    swapped=layouts.lies_swapped(
+      config.rhs_layout,
+      problem.weight_shape,
+      problem.weight_dtype,
+      k_axis=2 if transposed != flipped else 1,
+    ),
   )
 
 
@@ -154,7 +166,8 @@ def _xla(static: Product, *operands: jax.Array) -> jax.Array:
 def _kernel(
   static: Product, *operands: jax.Array, interpret: bool
 ) -> jax.Array:
-  problem = static.problem
+  """Runs a kernel on the view of the weight that is row-major in memory."""
+  problem, swapped = static.problem, static.swapped
   lhs, rhs, sizes, offset, *existing = operands
   options = {
     "group_offset": offset,
@@ -165,20 +178,21 @@ def _kernel(
     "interpret": interpret,
   }
   if problem.kind == "tgmm":
-    return kernels.tgmm_v2(
+    out = kernels.tgmm_v2(
       lhs,
       rhs,
       sizes,
       num_groups=problem.g,
-      transpose_out=problem.transpose_out,
+      transpose_out=problem.transpose_out != swapped,
       **options,
     )
+    return out.swapaxes(1, 2) if swapped else out
   return kernels.gmm_v2(
     lhs,
-    rhs,
+    rhs.swapaxes(1, 2) if swapped else rhs,
     sizes,
     existing_out=existing[0] if existing else None,
-    transpose_rhs=problem.transpose_rhs,
+    transpose_rhs=problem.transpose_rhs != swapped,
     **options,
   )
 

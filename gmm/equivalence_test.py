@@ -27,6 +27,16 @@ def test_the_explicit_transpose_gives_the_same(case, backend):
 
 
 @parametrize.over(_OF_EACH_KIND)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_weight_that_lies_the_other_way(case, in_place, backend):
+  flags = {
+    "rhs_layout": "gkn" if case.transpose_rhs else "gnk",
+    "use_gmm_v2_transposed_rhs_dlhs": in_place,
+  }
+  harness.check(case, harness.run_vjp(case, backend, **flags), **flags)
+
+
+@parametrize.over(_OF_EACH_KIND)
 def test_ops_are_the_products(case, backend):
   # The harness calls the kernels with race detection, ops without.
   products = harness.run_products(case, backend)

@@ -233,12 +233,17 @@ _gmm.defvjp(_gmm_fwd, _gmm_bwd)
 
 
 def _gmm_dlhs(plan: Plan, x: Operands, dout: jax.Array) -> jax.Array:
-  """NT on a [g, k, n] weight, NN on a [g, n, k] one: as it lies in memory."""
+  """NT on a [g, k, n] weight, NN on a [g, n, k] one."""
   transpose = not plan.problem.transpose_rhs
   rhs = x.rhs
   if transpose and not plan.config.dlhs_in_place:
-    rhs = rhs.swapaxes(1, 2)  # on TPU a copy of the whole weight
+    # On TPU a copy of the whole weight, unless k lies in its lanes: the kernel
+    # takes the swapped array row-major, whatever the layout of the weight.
+    rhs = rhs.swapaxes(1, 2)
     transpose = False
+    layout = "gkn" if plan.flipped else "gnk"
+    config = dataclasses.replace(plan.config, rhs_layout=layout)
+    plan = dataclasses.replace(plan, config=config)
   return _product(
     plan,
     dataclasses.replace(x, lhs=dout, rhs=rhs),

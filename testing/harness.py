@@ -67,10 +67,14 @@ def run_vjp(case: Case, backend: str, **flags: Any) -> Results:
     "out", and for operands that have gradients "dlhs", "drhs" and
     "dexisting_out".
   """
-  chip = case.chip if backend == "interpret" else None
-  config = ops.Config(
-    **{"backend": backend, "tiling": case.tiling, "chip": chip, **flags}
-  )
+  options = {
+    "backend": backend,
+    "tiling": case.tiling,
+    "chip": case.chip if backend == "interpret" else None,
+    # As the array has it, so that the products are those of `run_products`.
+    "rhs_layout": "gnk" if case.transpose_rhs else "gkn",
+  }
+  config = ops.Config(**(options | flags))
   return _run(_vjp_program(case.program, config), inputs.make(case), backend)
 
 
