@@ -113,6 +113,7 @@ def call(
       "tiles.tile_k": str(plan.tile_k),
       "tiles.tile_n": str(plan.tile_n),
       "dims.size_lhs_sublane": str(plan.block),
+      "dims.row_chunk": str(plan.chunk),
     },
   )
   # Programs may have 64-bit types on; the scalar core has none.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from gmm.config import Problem
 from gmm.kernels.chip import ChipSpec
@@ -24,8 +25,10 @@ TAIL_ROWS = 32
 ROW_CHUNK = 256
 # Columns of one MXU product: its float32 result must not swamp the registers.
 PIECE_N = 512
-# VMEM that the compiler takes for spilled values of one chunk's product.
-COMPILER_BYTES = 3 << 20
+# VMEM that the compiler takes for values of one chunk's product, besides those
+# that `_spill_bytes` counts; and the most it keeps of a widened weight.
+COMPILER_BYTES = 5 << 19
+WIDENED_BYTES = 3 << 20
 ZERO_BYTES = 1 << 20
 # Cost model: scalar work and DMA latency of one grid step, of one call.
 STEP_SECONDS = 0.35e-6
@@ -171,7 +174,6 @@ def _plan_for(
   tile_n = _tile(problem.n, tiling[2])
   k = _padded(problem.k, tile_k)
   n = _padded(problem.n, tile_n)
-  chunks = cdiv(tile_m, ROW_CHUNK)
   return Plan(
     problem=dataclasses.replace(problem, m=m, k=k, n=n),
     chip=chip,
@@ -179,10 +181,22 @@ def _plan_for(
     tile_k=tile_k,
     tile_n=tile_n,
     block=block,
-    chunk=round_up(cdiv(tile_m, chunks), block),
+    chunk=_chunk(problem, chip, tile_m, block),
     compute_dtype=chip_compute_dtype(problem, chip),
     pads=(m - problem.m, k - problem.k, n - problem.n),
   )
+
+
+def _chunk(problem: Problem, chip: ChipSpec, tile_m: int, block: int) -> int:
+  """Rows of one MXU product: near-equal parts of a tile."""
+  chunks = cdiv(tile_m, ROW_CHUNK)
+  chunk = round_up(cdiv(tile_m, chunks), block)
+  if problem.transpose_rhs and chip.mxu_size >= ROW_CHUNK:
+    # With fewer rows than the MXU has, the compiler keeps these in it instead
+    # of the weight, and transposes the result in the XLU. The MXU takes as
+    # long either way, and rows past the window come to nothing.
+    chunk = ROW_CHUNK
+  return chunk
 
 
 def _tile(size: int, tile: int) -> int:
@@ -230,24 +244,62 @@ def vmem_bytes(plan: Plan) -> int:
   """VMEM of the plan's buffers, in bytes, plus what the compiler takes."""
   problem = plan.problem
   rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
-
-  def size(rows: int, columns: int, dtype: np.dtype) -> int:
-    padded = round_up(rows, sublanes(dtype)) * round_up(columns, LANES)
-    return padded * dtype.itemsize
-
-  lhs = 2 * size(rows, k, problem.lhs_dtype)
-  zeros = size(plan.zero_rows, problem.n, problem.out_dtype)
+  lhs = 2 * _padded_bytes(rows, k, problem.lhs_dtype)
+  zeros = _padded_bytes(plan.zero_rows, problem.n, problem.out_dtype)
+  spills = COMPILER_BYTES + _spill_bytes(plan)
   if problem.kind == "tgmm":
-    dout = 2 * size(rows, n, problem.rhs_dtype)
-    out = 2 * size(k, n, problem.out_dtype)
-    acc = size(k, n, problem.acc_dtype)
-    return lhs + dout + out + acc + 2 * zeros + COMPILER_BYTES
+    dout = 2 * _padded_bytes(rows, n, problem.rhs_dtype)
+    out = 2 * _padded_bytes(k, n, problem.out_dtype)
+    acc = _padded_bytes(k, n, problem.acc_dtype)
+    tail = problem.k % plan.zero_rows
+    zeros += _padded_bytes(tail, problem.n, problem.out_dtype)
+    return lhs + dout + out + acc + zeros + spills
   rhs_shape = (n, k) if problem.transpose_rhs else (k, n)
-  rhs = 2 * size(*rhs_shape, problem.rhs_dtype)
-  out = (4 if problem.has_existing else 2) * size(rows, n, problem.out_dtype)
-  acc = size(rows, n, problem.acc_dtype) if plan.k.count > 1 else 0
-  carry = size(plan.block, n, problem.out_dtype)
-  return lhs + rhs + out + acc + carry + zeros + COMPILER_BYTES
+  rhs = 2 * _padded_bytes(*rhs_shape, problem.rhs_dtype)
+  out = _padded_bytes(rows, n, problem.out_dtype)
+  out *= 4 if problem.has_existing else 2
+  acc = _padded_bytes(rows, n, problem.acc_dtype) if plan.k.count > 1 else 0
+  carry = _padded_bytes(plan.block, n, problem.out_dtype)
+  return lhs + rhs + out + acc + carry + zeros + spills
+
+
+def _padded_bytes(rows: int, columns: int, dtype: np.dtype) -> int:
+  """Bytes of a matrix in VMEM."""
+  padded = round_up(rows, sublanes(dtype)) * round_up(columns, LANES)
+  return padded * dtype.itemsize
+
+
+def _spill_bytes(plan: Plan) -> int:
+  """An upper bound of the values that one chunk's product keeps in VMEM.
+
+  Found in the compiler's listings: the result of a piece, the chunk of lhs as
+  the MXU takes it, and what operands become that have to be widened.
+  """
+  problem, n = plan.problem, min(plan.tile_n, PIECE_N)
+  if problem.kind == "tgmm":
+    rows, lhs, rhs = plan.tile_k, plan.chunk * plan.tile_k, plan.chunk * n
+  else:
+    rows = plan.chunk + plan.block
+    lhs, rhs = rows * plan.tile_k, plan.tile_k * n
+  result = rows * round_up(n, LANES) * 4
+  wide = plan.compute_dtype.itemsize
+  if _takes_passes(problem):
+    return result + (lhs + rhs) * 3 * wide  # the parts that are multiplied
+  if problem.rhs_dtype != plan.compute_dtype and _widens_slowly(plan):
+    return result + (lhs + rhs) * 8
+  if problem.rhs_dtype != plan.compute_dtype:
+    return result + lhs * wide + min(rhs * wide, WIDENED_BYTES)
+  return result + lhs * wide
+
+
+def _takes_passes(problem: Problem) -> bool:
+  """Whether float32 is multiplied in several passes of bfloat16 parts."""
+  return problem.precision in (lax.Precision.HIGH, lax.Precision.HIGHEST)
+
+
+def _widens_slowly(plan: Plan) -> bool:
+  """Whether 8-bit operands are unpacked through 32-bit values."""
+  return plan.chip.name == "v4" and plan.problem.rhs_dtype.itemsize == 1
 
 
 def cost_seconds(plan: Plan) -> float:
