@@ -1,0 +1,208 @@
+"""Plays a kernel's steps against one DMA queue: the estimate of docs/model.md.
+
+A core works through its output tiles; for each, through the visits; for each,
+through the k tiles. The copies of a step are queued when the step before it
+starts, a result when its visit ends; a step waits for its own copies. (It also
+needs the buffer of the result of two visits ago. That was queued before the
+step's own copies were, so one queue has moved it by then.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gmm.aot import rates as rates_lib
+from gmm.aot.rates import ChipRates
+from gmm.aot.steps import TILES, Costs, Tile, line_bytes, matrix_bytes
+from gmm.aot.visits import Visits
+from gmm.kernels.tiling import Plan
+
+if TYPE_CHECKING:
+  from gmm.aot.scheduling import Schedule
+
+# What of a core's state decides how its next output tile goes.
+_SAME_SECONDS = 1e-12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+  """Where the time of one call goes; means over the cores of the device.
+
+  Attributes:
+    seconds: of the call; the other three add up to it.
+    mxu_seconds: what the MXUs need at their nominal rate.
+    dma_seconds: what a core waits for memory, and copies outside the kernel.
+    idle_seconds: the rest: bundles beyond the MXU's need, the shortfall of
+      `compute_share`, a core that has fewer output tiles, the call itself.
+    dma_bytes: what is moved to and from HBM, padding of lanes and rows
+      included.
+  """
+
+  seconds: float
+  mxu_seconds: float
+  dma_seconds: float
+  idle_seconds: float
+  dma_bytes: int
+
+
+def estimate(
+  plan: Plan, visits: Visits, schedule: Schedule | None = None
+) -> Estimate:
+  """Returns the time of one call.
+
+  Args:
+    plan: from `tiling.make_plan`.
+    visits: from `visits.visits`.
+    schedule: of the same kernel; None means MXU cycles and nothing else.
+
+  Raises:
+    ValueError: the schedule lacks an arm that the plan needs.
+  """
+  rate = rates_lib.rates(plan.chip.name)
+  costs = Costs.of(plan, rate, schedule)
+  kernel = TILES[plan.problem.kind](plan, visits, costs)
+  cores = []
+  for core in range(rate.num_cores):
+    first = core * kernel.count // rate.num_cores
+    end = (core + 1) * kernel.count // rate.num_cores
+    tiles = [kernel.tile(outer) for outer in range(first, end)]
+    cores.append(_Core.play(tiles, rate))
+  fill, pad = _fill_bytes(plan, visits), _pad_bytes(plan)
+  bandwidth = rate.hbm_bytes_per_second * rates_lib.DMA_SHARE
+  fill_seconds = fill / rate.num_cores / bandwidth
+  ends = [c.now + max(fill_seconds - (c.now - c.busy), 0.0) for c in cores]
+  copies = pad / (rate.device_bytes_per_second * rates_lib.COPY_SHARE)
+  seconds = max(ends) + copies + rates_lib.CALL_SECONDS
+  mxu = float(np.mean([c.mxu for c in cores]))
+  waits = [c.waited + end - c.now for c, end in zip(cores, ends, strict=True)]
+  dma = float(np.mean(waits)) + copies
+  return Estimate(
+    seconds=seconds,
+    mxu_seconds=mxu,
+    dma_seconds=dma,
+    idle_seconds=seconds - mxu - dma,
+    dma_bytes=sum(c.moved for c in cores) + fill + pad,
+  )
+
+
+# ---- the core and its queue
+
+
+@dataclasses.dataclass
+class _Core:
+  """One core and its DMA queue; times in seconds from the first step on.
+
+  Attributes:
+    now: when the core is done with what it was given.
+    free: when its queue is.
+    ready: when the operands of the next step are there.
+    waited: how long the core waited for the queue.
+    busy: how long the queue worked.
+    mxu: how long the MXU had to work.
+    moved: bytes.
+  """
+
+  now: float = 0.0
+  free: float = 0.0
+  ready: float = 0.0
+  waited: float = 0.0
+  busy: float = 0.0
+  mxu: float = 0.0
+  moved: int = 0
+
+  @classmethod
+  def play(cls, tiles: list[Tile], rate: ChipRates) -> _Core:
+    """Works through output tiles; leaves `now` where all has arrived."""
+    core = cls()
+    if not tiles or not len(tiles[0].work):
+      return core
+    bandwidth = rate.hbm_bytes_per_second * rates_lib.DMA_SHARE
+    core.free = core.ready = float(tiles[0].fetched[0]) / bandwidth
+    after = [*tiles[1:], None]
+    pairs = zip(tiles, after, strict=True)
+    for (tile, then), same in itertools.groupby(pairs, lambda pair: pair):
+      core._repeat((tile, then), len(list(same)), rate)
+    core._wait(core.free)
+    for tile in tiles:
+      moved = int(tile.fetched.sum() + tile.sent.sum())
+      core.moved += moved
+      core.busy += moved / bandwidth
+      core.mxu += tile.mxu / rate.clock_hz
+    return core
+
+  def _repeat(
+    self, tiles: tuple[Tile, Tile | None], count: int, rate: ChipRates
+  ) -> None:
+    """Plays equal tiles until one leaves the core as it found it."""
+    while count:
+      before = dataclasses.replace(self)
+      self._one(*tiles, rate)
+      count -= 1
+      if np.allclose(self._state(), before._state(), 0, _SAME_SECONDS):
+        ahead = count * (self.now - before.now)
+        self.waited += count * (self.waited - before.waited)
+        self.now += ahead
+        self.free += ahead
+        self.ready += ahead
+        return
+
+  def _state(self) -> list[float]:
+    """All that the next tile depends on: what is still to come, in seconds."""
+    return [max(t - self.now, 0.0) for t in (self.free, self.ready)]
+
+  def _one(self, tile: Tile, then: Tile | None, rate: ChipRates) -> None:
+    bandwidth = rate.hbm_bytes_per_second * rates_lib.DMA_SHARE
+    speed = rate.clock_hz * rate.compute_share
+    fetched = (tile.fetched / bandwidth).tolist()[1:]
+    fetched.append(float(then.fetched[0]) / bandwidth if then else None)
+    work = (tile.work / speed).tolist()
+    sent = (tile.sent / bandwidth).tolist()
+    for fetch, compute, send in zip(fetched, work, sent, strict=True):
+      ready = self.ready
+      if fetch is not None:
+        self.free = self.ready = max(self.free, self.now) + fetch
+      self._wait(ready)
+      self.now += compute
+      if send:
+        self.free = max(self.free, self.now) + send
+
+  def _wait(self, until: float) -> None:
+    if until > self.now:
+      self.waited += until - self.now
+      self.now = until
+
+
+# ---- bytes outside the steps
+
+
+def _fill_bytes(plan: Plan, visits: Visits) -> int:
+  """Zeros: of the rows outside all groups, or of the groups without rows."""
+  problem = plan.problem
+  if problem.kind == "tgmm":
+    empty = problem.g - len(np.unique(visits.group))
+    return empty * matrix_bytes(problem.k, problem.n, problem.out_dtype)
+  rows = problem.m
+  if visits.count:
+    rows -= int(visits.start[-1] + visits.rows[-1] - visits.start[0])
+  return rows * line_bytes(problem.n, problem.out_dtype)
+
+
+def _pad_bytes(plan: Plan) -> int:
+  """Bytes read and written by padding operands, and cutting the result."""
+  problem, (pad_m, pad_k, pad_n) = plan.problem, plan.pads
+  m, k, n = problem.m, problem.k, problem.n
+  weight = problem.g * k * n
+  lhs = 2 * m * k * problem.lhs_dtype.itemsize if pad_m or pad_k else 0
+  if problem.kind == "tgmm":
+    rhs = 2 * m * n if pad_m or pad_n else 0
+    out = 2 * weight if pad_k or pad_n else 0
+  else:
+    rhs = 2 * weight if pad_k or pad_n else 0
+    out = 2 * m * n if pad_m or pad_n else 0
+  return (
+    lhs + rhs * problem.rhs_dtype.itemsize + out * problem.out_dtype.itemsize
+  )

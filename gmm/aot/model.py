@@ -1,0 +1,295 @@
+"""What bounds a grouped product on a chip, and an estimate of its time."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gmm import checks, config
+from gmm.aot import estimate as estimates
+from gmm.aot import rates as rates_lib
+from gmm.aot import visits as visits_lib
+from gmm.kernels import chip as chips
+from gmm.kernels import launch
+from gmm.kernels import tiling as tiles_lib
+from gmm.kernels.tiling import Plan
+
+if TYPE_CHECKING:
+  from gmm.aot.scheduling import Schedule
+
+MODES = ("nn", "nt", "tn", "tn_t")
+_NAME = re.compile(
+  r"^(t?gmm_v2-\w+)-g_\d+-m_\d+(-k_\d+-n_\d+-tm_\d+-tk_\d+-tn_\d+)"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Roofline:
+  """A product on one device: what bounds it, and where its time would go.
+
+  Attributes:
+    mode: "nn", "nt", "tn" or "tn_t".
+    chip: what it is estimated for.
+    kernel: the kernel's name, which holds its shape and tiles.
+    tiles: (tile_m, tile_k, tile_n) in the kernel's own terms.
+    flops: useful ones: 2 x rows in groups x k x n.
+    bytes: each operand read, and the result written, once, without padding.
+    peak_flops: per second, of the device, for the format that the MXU
+      multiplies. From jax's chip facts.
+    peak_bytes_per_second: of the device's HBM. From jax's chip facts.
+    compute_seconds: flops at peak.
+    memory_seconds: bytes at peak.
+    bound: "compute" or "memory", whichever takes longer.
+    bound_seconds: the longer of the two: no kernel is faster.
+    seconds: estimate; the next three add up to it.
+    mxu_seconds: what the MXUs need for the rows they run, at nominal rate.
+    dma_seconds: what cores wait for memory.
+    idle_seconds: the rest.
+    dma_bytes: what is moved to and from HBM, padding and rereads included.
+    rows_useful: rows in groups.
+    rows_run: rows that the MXUs run for each output tile.
+    visits: for each output tile.
+    steps: grid steps, of all cores together.
+    roofline_share: bound_seconds / seconds.
+    from_schedule: whether a compiled schedule is behind the estimate; else it
+      counts MXU cycles only.
+  """
+
+  mode: str
+  chip: str
+  kernel: str
+  tiles: tuple[int, int, int]
+  flops: int
+  bytes: int
+  peak_flops: float
+  peak_bytes_per_second: float
+  compute_seconds: float
+  memory_seconds: float
+  bound: str
+  bound_seconds: float
+  seconds: float
+  mxu_seconds: float
+  dma_seconds: float
+  idle_seconds: float
+  dma_bytes: int
+  rows_useful: int
+  rows_run: int
+  visits: int
+  steps: int
+  roofline_share: float
+  from_schedule: bool
+
+
+def roofline(
+  mode: str,
+  *,
+  m: int,
+  g: int,
+  k: int,
+  n: int,
+  dtype: Any = "bfloat16",
+  chip: str = "v6e",
+  group_sizes: Any = None,
+  tiling: tuple[int, int, int] | None = None,
+  schedule: Schedule | None = None,
+  out_dtype: Any = None,
+  precision: Any = None,
+) -> Roofline:
+  """Says what bounds one product on a chip, and estimates its time.
+
+    nn   out [m, n] = lhs [m, k] @ rhs [g, k, n]        forward
+    nt   out [m, k] = dout [m, n] @ rhs [g, k, n]^T     gradient of lhs
+    tn   out [g, k, n] = lhs [m, k]^T @ dout [m, n]     gradient of rhs
+    tn_t out [g, n, k] = the same, transposed
+
+  docs/model.md describes the estimate, and what it leaves out.
+
+  Args:
+    mode: "nn", "nt", "tn" or "tn_t".
+    m: rows.
+    g: groups.
+    k: of the weight [g, k, n], in all modes.
+    n: of the weight, likewise.
+    dtype: of both operands.
+    chip: a key of `kernels.chip.CHIPS`.
+    group_sizes: None for equal ones, the name of a pattern ("equal", "mean+-1",
+      "skew", "zipf"), or integers [g], known on the host.
+    tiling: (tile_m, tile_k, tile_n) in the call's own terms, as the kernels
+      take it (nt contracts tile_k); None as the kernels choose.
+    schedule: `aot.schedule` of this kernel, for the cycles that it really
+      takes; None counts MXU cycles only.
+    out_dtype: of the result; None as the kernels choose.
+    precision: for float32 operands, as the kernels take it.
+
+  Raises:
+    ValueError: an unknown mode or chip, sizes below 1, group sizes that are
+      none of the above, a tiling that does not fit VMEM, or the schedule of
+      another kernel.
+    TypeError: a dtype that no backend takes, or an argument of a wrong type.
+    NotImplementedError: a dtype that the kernels cannot take.
+  """
+  plan = plan_for(
+    mode,
+    m=m,
+    g=g,
+    k=k,
+    n=n,
+    dtype=dtype,
+    chip=chip,
+    tiling=tiling,
+    out_dtype=out_dtype,
+    precision=precision,
+  )
+  if schedule is not None:
+    _check_schedule(plan, schedule)
+  sizes = visits_lib.checked_sizes(group_sizes, m, g)
+  visits = visits_lib.visits(plan, sizes)
+  parts = estimates.estimate(plan, visits, schedule)
+  return Roofline(
+    mode=mode,
+    chip=plan.chip.name,
+    kernel=launch.kernel_name(plan),
+    tiles=(plan.tile_m, plan.tile_k, plan.tile_n),
+    **_bounds(plan, visits, parts.seconds),
+    **dataclasses.asdict(parts),
+    rows_useful=int(visits.own_rows.sum()),
+    rows_run=int(visits.rows_run.sum()),
+    visits=visits.count,
+    steps=_steps(plan, visits),
+    from_schedule=schedule is not None,
+  )
+
+
+def plan_for(
+  mode: str,
+  *,
+  m: int,
+  g: int,
+  k: int,
+  n: int,
+  dtype: Any = "bfloat16",
+  chip: str = "v6e",
+  tiling: tuple[int, int, int] | None = None,
+  out_dtype: Any = None,
+  precision: Any = None,
+) -> Plan:
+  """Returns the kernel's plan for a product; arguments as of `roofline`."""
+  spec = chips.resolve(chip)
+  shape = _checked_shape(m=m, g=g, k=k, n=n)
+  if mode not in MODES:
+    raise ValueError(f"`mode` is {mode!r}; want one of {', '.join(MODES)}")
+  tiling = config.checked_tiling("tiling", tiling)
+  if mode == "tn_t" and tiling is not None:
+    tiling = (tiling[0], tiling[2], tiling[1])
+  options = {"preferred_element_type": out_dtype, "precision": precision}
+  problem = _problem(mode, shape, _checked_dtype(dtype), options)
+  checks.check_pallas_dtypes(problem)
+  return tiles_lib.make_plan(problem, spec, tiling)
+
+
+def _checked_shape(**sizes: Any) -> dict[str, int]:
+  checked = {}
+  for name, value in sizes.items():
+    try:
+      if isinstance(value, (bool, np.bool_)):
+        raise TypeError
+      checked[name] = operator.index(value)
+    except TypeError:
+      raise TypeError(f"`{name}` is {value!r}; want a positive int") from None
+    if checked[name] < 1:
+      raise ValueError(f"`{name}` is {value}; want 1 or more")
+  return checked
+
+
+def _checked_dtype(dtype: Any) -> np.dtype:
+  try:
+    return jnp.dtype(dtype)
+  except TypeError:
+    raise TypeError(f"`dtype` is {dtype!r}, which is no dtype") from None
+
+
+def _problem(
+  mode: str, shape: dict[str, int], dtype: np.dtype, options: dict[str, Any]
+) -> config.Problem:
+  """The call that computes the product, as the kernels see it."""
+  m, g, k, n = (shape[name] for name in "mgkn")
+
+  def array(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+  sizes = jax.ShapeDtypeStruct((g,), jnp.int32)
+  if mode in ("nn", "nt"):
+    lhs = array(m, k if mode == "nn" else n)
+    return checks.gmm_problem(
+      lhs, array(g, k, n), sizes, transpose_rhs=mode == "nt", **options
+    )
+  # A transposed result comes of the same kernel, its operands exchanged.
+  lhs, dout = (k, n) if mode == "tn" else (n, k)
+  return checks.tgmm_problem(
+    array(m, lhs), array(m, dout), sizes, num_groups=g, **options
+  )
+
+
+def _check_schedule(plan: Plan, schedule: Schedule) -> None:
+  """The same code serves any rows and groups, so those need not agree."""
+  names = [launch.kernel_name(plan), schedule.kernel]
+  wanted, got = (_NAME.match(name) for name in names)
+  if got is None or wanted.groups() != got.groups():
+    raise ValueError(
+      f"`schedule` is of the kernel {schedule.kernel}; want one of {names[0]}"
+    )
+  if schedule.chip != plan.chip.name:
+    raise ValueError(
+      f"`schedule` is for {schedule.chip}; want one for {plan.chip.name}"
+    )
+
+
+def _steps(plan: Plan, visits: visits_lib.Visits) -> int:
+  return visits.count * plan.k.count * plan.n.count
+
+
+def _bounds(
+  plan: Plan, visits: visits_lib.Visits, seconds: float
+) -> dict[str, Any]:
+  """The fields of a Roofline that hold for any kernel."""
+  pad_m, pad_k, pad_n = plan.pads
+  padded = plan.problem
+  problem = dataclasses.replace(
+    padded, m=padded.m - pad_m, k=padded.k - pad_k, n=padded.n - pad_n
+  )
+  rate = rates_lib.rates(plan.chip.name)
+  passes = rates_lib.float32_passes(plan.compute_dtype, problem.precision)
+  peak = rate.num_cores * rate.flops[plan.compute_dtype.name] / passes
+  flops = 2 * int(visits.own_rows.sum()) * problem.k * problem.n
+  moved = _useful_bytes(problem, visits)
+  compute, memory = flops / peak, moved / rate.device_bytes_per_second
+  bound = max(compute, memory)
+  return {
+    "flops": flops,
+    "bytes": moved,
+    "peak_flops": peak,
+    "peak_bytes_per_second": rate.device_bytes_per_second,
+    "compute_seconds": compute,
+    "memory_seconds": memory,
+    "bound": "compute" if compute >= memory else "memory",
+    "bound_seconds": bound,
+    "roofline_share": bound / seconds,
+  }
+
+
+def _useful_bytes(problem: config.Problem, visits: visits_lib.Visits) -> int:
+  """Rows in groups, weights of groups with rows, and the whole result."""
+  rows, weight = int(visits.own_rows.sum()), problem.k * problem.n
+  lhs = rows * problem.k * problem.lhs_dtype.itemsize
+  if problem.kind == "tgmm":
+    rhs = rows * problem.n * problem.rhs_dtype.itemsize
+    return lhs + rhs + problem.g * weight * problem.out_dtype.itemsize
+  groups = len(np.unique(visits.group))
+  rhs = groups * weight * problem.rhs_dtype.itemsize
+  return lhs + rhs + problem.m * problem.n * problem.out_dtype.itemsize

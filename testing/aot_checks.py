@@ -1,0 +1,94 @@
+"""Compiles a case ahead of time, and what must hold of every kernel."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from gmm import aot, checks
+from gmm.kernels import chip as chips
+from gmm.kernels import tiling
+from gmm.kernels.grid import cdiv
+from testing.aot_cases import AotCase
+
+# Products of int8 as bfloat16 are in pieces of their own length, a multiple of
+# the MXU's; no format here takes several passes.
+
+
+def compiled(
+  case: AotCase, compile_program: Callable[..., aot.Compiled]
+) -> aot.Compiled:
+  """Compiles a case with what `aot.scheduler` yields."""
+  m, g, k, n = case.sizes
+  fn, specs = aot.product(
+    case.mode,
+    m=m,
+    g=g,
+    k=k,
+    n=n,
+    dtype=case.formats.lhs,
+    rhs_dtype=case.formats.rhs,
+    chip=case.chip,
+  )
+  return compile_program(fn, *specs, chip=case.chip)
+
+
+def plan_of(case: AotCase) -> tiling.Plan:
+  """The plan of a case's kernel."""
+  m, g, k, n = case.sizes
+  lhs, rhs = (jnp.dtype(d) for d in (case.formats.lhs, case.formats.rhs))
+  sizes = aot.spec((g,), jnp.int32)
+  if case.mode in ("nn", "nt"):
+    transposed = case.mode == "nt"
+    problem = checks.gmm_problem(
+      aot.spec((m, n if transposed else k), lhs),
+      aot.spec((g, k, n), rhs),
+      sizes,
+      transpose_rhs=transposed,
+    )
+  else:
+    operands = [aot.spec((m, k), lhs), aot.spec((m, n), rhs)]
+    if case.mode == "tn_t":
+      operands.reverse()
+    problem = checks.tgmm_problem(*operands, sizes, num_groups=g)
+  return tiling.make_plan(problem, chips.resolve(case.chip))
+
+
+def check(case: AotCase, found: aot.Compiled) -> None:
+  """Checks one kernel's schedule against its plan.
+
+  Raises:
+    AssertionError: what the compiler made is not what the plan promised.
+  """
+  (schedule,) = found.schedules
+  plan = plan_of(case)
+  working = [arm for arm in schedule.arms if arm.vmatmuls]
+  _expect(bool(working), case, "no arm multiplies")
+  claimed = tiling.vmem_bytes(plan)
+  _expect(
+    schedule.vmem_bytes <= claimed,
+    case,
+    f"the compiler took {schedule.vmem_bytes} bytes of VMEM, the tiling "
+    f"claims {claimed}",
+  )
+  depth = plan.chip.mxu_size
+  if case.mode in ("nn", "nt"):
+    wanted = {cdiv(size, depth) for size in (plan.tile_k, plan.k.last)}
+  else:
+    wanted = {cdiv(plan.chunk, depth)}
+  pieces = {arm.k_pieces for arm in working}
+  _expect(
+    pieces <= wanted, case, f"pieces of the contraction: {pieces}, not {wanted}"
+  )
+  if case.mode == "nt":
+    on_xlu = sum(arm.xlu_transposes for arm in schedule.arms)
+    _expect(on_xlu == 0, case, f"{on_xlu} transposes on the XLU")
+    _expect(
+      all(arm.transposing_pushes == arm.matpushes for arm in working),
+      case,
+      "weights are pushed that the MXU does not transpose",
+    )
+
+
+def _expect(holds: bool, case: AotCase, problem: str) -> None:
+  if not holds:
+    raise AssertionError(f"{case.name}: {problem}")
