@@ -52,3 +52,35 @@ WORKLOADS: tuple[Workload, ...] = (
   _row("decode-gpt-oss-120b/wi", 512, 128, 2880, 2880),
   _row("decode-mixtral/wi", 4096, 8, 4096, 14336),
 )
+
+# Layers with experts, from the same configurations.
+LAYERS: dict[str, int] = {
+  "gemma4-26b": 30,
+  "qwen3-30b-a3b": 48,
+  "qwen3-235b-a22b": 94,
+  "deepseek-v3": 58,
+  "gpt-oss-20b": 24,
+  "gpt-oss-120b": 36,
+  "mixtral-8x7b": 32,
+  "llama4-scout": 48,
+  "llama4-maverick": 24,
+}
+
+
+def models() -> tuple[str, ...]:
+  """What the rows are called before the slash."""
+  return tuple(dict.fromkeys(w.name.split("/")[0] for w in WORKLOADS))
+
+
+def of_model(model: str) -> tuple[Workload, ...]:
+  """The rows of a model.
+
+  Raises:
+    ValueError: there are none.
+  """
+  found = tuple(w for w in WORKLOADS if w.name.split("/")[0] == model)
+  if not found:
+    raise ValueError(
+      f"`model` is {model!r}; known models: {', '.join(models())}"
+    )
+  return found

@@ -1,0 +1,201 @@
+"""The compile report: what the TPU compiler makes of grouped products.
+
+    ./bazelw run //tools:aot_report -- --chip v6e --model gemma4-26b
+
+Compiles each product for each chip on this machine, without a TPU, and writes a
+table, report.json and report.html (one page, open it in any browser): the
+roofline, where the time of each product would go, the copies of weights that
+the explicit transpose costs, the rows that each tile visits, VMEM.
+
+Nothing runs on a TPU: times are a model's (docs/model.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from gmm import aot
+from gmm.kernels import chip as chips
+from testing import workloads
+from testing.workloads import Workload
+from tools import published
+from tools.report import collect, page, terminal
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the tool; returns its exit status."""
+  arguments = _parser().parse_args(argv)
+  try:
+    if arguments.published:
+      return _published()
+    return _report(arguments)
+  except (ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="aot_report",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add("--chip", default="v6e", help=f"{', '.join(chips.CHIPS)}, or all")
+  add(
+    "--model",
+    help=f"{', '.join(workloads.models())}, or all; default gemma4-26b",
+  )
+  for name, what in (
+    ("m", "rows"),
+    ("k", "the weight's rows"),
+    ("n", "the weight's columns"),
+    ("g", "groups"),
+  ):
+    add(f"--{name}", type=int, help=f"{what}, for a shape of your own")
+  add("--mode", choices=collect.MODES, nargs="+", default=collect.MODES)
+  add("--dtype", default="bfloat16", help="of the operands")
+  add("--group_sizes", metavar="FILE.npy", help="integers [g] of your own")
+  add("--out", default="aot_report", help="folder for the JSON and the page")
+  add("--no_copies", action="store_true", help="leave out the weights' copies")
+  add(
+    "--published",
+    action="store_true",
+    help="print the model beside published measurements, and nothing else",
+  )
+  return parser
+
+
+def _published() -> int:
+  fn, specs = aot.product("nt", **published.SHAPE, chip="tpu7x")
+  _say("compiling our NT kernel for tpu7x ...")
+  (schedule,) = aot.schedule(fn, *specs, chip="tpu7x")
+  print(published.constants())
+  print()
+  print(published.table(schedule))
+  return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+  names = tuple(chips.CHIPS) if arguments.chip == "all" else (arguments.chip,)
+  for name in names:
+    chips.resolve(name)
+  title, shapes = _shapes(arguments)
+  out = _writable(arguments.out)
+  report = collect.header(title, names)
+  requests = [
+    collect.Request(
+      chip=name,
+      workload=shape,
+      mode=mode,
+      dtype=arguments.dtype,
+      group_sizes=_group_sizes(arguments, shape),
+    )
+    for name in names
+    for shape in shapes
+    for mode in arguments.mode
+  ]
+  report["products"] = _products(requests)
+  if not arguments.no_copies:
+    report["copies"] = _copies(shapes[0], names[0])
+  (out / "report.json").write_text(json.dumps(report, indent=1))
+  (out / "report.html").write_text(page.render(report), encoding="utf-8")
+  print(terminal.text_table(report))
+  _say(f"wrote {out / 'report.json'} and {out / 'report.html'}")
+  failed = [p for p in report["products"] if p["error"]]
+  for product in failed:
+    print(
+      f"error: {product['chip']} {product['workload']} {product['mode']}: "
+      f"{product['error']}",
+      file=sys.stderr,
+    )
+  return 1 if failed else 0
+
+
+def _shapes(
+  arguments: argparse.Namespace,
+) -> tuple[str, tuple[Workload, ...]]:
+  """The title and the shapes that the flags ask for."""
+  own = {name: getattr(arguments, name) for name in ("m", "g", "k", "n")}
+  given = [name for name, size in own.items() if size is not None]
+  if not given:
+    model = arguments.model or "gemma4-26b"
+    if model == "all":
+      return "all", workloads.WORKLOADS
+    return model, workloads.of_model(model)
+  missing = [f"--{name}" for name in own if name not in given]
+  if missing or arguments.model:
+    what = f"give {', '.join(missing)} too" if missing else "drop --model"
+    raise ValueError(f"a shape of your own takes --m --g --k --n: {what}")
+  for name, size in own.items():
+    if size < 1:
+      raise ValueError(f"`{name}` is {size}; want 1 or more")
+  return "own", (Workload(name="own", **own),)
+
+
+def _group_sizes(arguments: argparse.Namespace, shape: Workload) -> Any:
+  if arguments.group_sizes is None:
+    return None
+  path = _from_here(arguments.group_sizes)
+  return collect.checked_group_sizes(str(path), shape.m, shape.g)
+
+
+def _products(requests: Sequence[collect.Request]) -> list[dict[str, Any]]:
+  found = []
+  with aot.scheduler() as compile_program:
+    for i, request in enumerate(requests):
+      what = f"{request.chip} {request.workload.name} {request.mode}"
+      _say(f"[{i + 1}/{len(requests)}] compiling {what} ...", end="")
+      start = time.monotonic()
+      one = collect.product(request, compile_program)
+      if not one["error"] and request.mode == requests[0].mode:
+        one["visits"] = collect.visited_rows(request)
+      outcome = "refused" if one["error"] else "done"
+      _say(f" {outcome} in {time.monotonic() - start:.1f} s")
+      found.append(one)
+  return found
+
+
+def _copies(shape: Workload, chip: str) -> dict[str, Any]:
+  layers = workloads.LAYERS.get(shape.name.split("/")[0])
+  _say(f"compiling a step of {shape.name} twice for its copies ...", end="")
+  start = time.monotonic()
+  found = collect.copies(shape, chip, layers)
+  _say(f" done in {time.monotonic() - start:.1f} s")
+  return found
+
+
+def _from_here(path: str) -> pathlib.Path:
+  """A path as the caller means it: `bazel run` changes the folder."""
+  return pathlib.Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."), path)
+
+
+def _writable(path: str) -> pathlib.Path:
+  """Makes the folder, before minutes are spent on what goes there."""
+  out = _from_here(path)
+  try:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.json").touch()
+    (out / "report.html").touch()
+  except OSError as error:
+    raise OSError(
+      f"`out` {str(out)!r} cannot be written to: {error.strerror}"
+    ) from None
+  return out
+
+
+def _say(text: str, end: str = "\n") -> None:
+  print(text, end=end, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

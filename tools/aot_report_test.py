@@ -1,0 +1,137 @@
+"""The compile report as its users run it; its page has tests of its own."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from gmm import aot
+from testing import workloads
+from tools import aot_report
+from tools.report import collect
+
+OWN = ["--m", "512", "--g", "4", "--k", "256", "--n", "128"]
+
+
+def run(capsys, *flags):
+  """Exit status, stdout and stderr of one run."""
+  try:
+    status = aot_report.main(flags)
+  except SystemExit as error:
+    status = error.code
+  said = capsys.readouterr()
+  return status, said.out, said.err
+
+
+def test_a_shape_of_your_own(capsys, tmp_path):
+  sizes = np.array([500, 0, 5, 7])
+  np.save(tmp_path / "sizes.npy", sizes)
+  flags = [*OWN, "--out", str(tmp_path), "--chip", "v5e"]
+  status, out, err = run(
+    capsys, *flags, "--group_sizes", str(tmp_path / "sizes.npy")
+  )
+  assert status == 0, err
+  assert "[1/3] compiling v5e own nn" in err
+  report = json.loads((tmp_path / "report.json").read_text())
+  assert [p["mode"] for p in report["products"]] == ["nn", "nt", "tn"]
+  assert collect.finite(report)
+  for product in report["products"]:
+    assert product["error"] is None
+    assert list(product["estimates"])[0] == "given"
+    assert product["estimates"]["given"]["rows_useful"] == 512
+    assert product["vmem"]["reported"] <= product["vmem"]["claimed"]
+    assert product["kernel"] in (tmp_path / "report.html").read_text()
+    assert f"{product['bundles']:,}" in out
+  groups = report["products"][0]["visits"]["groups"]
+  assert groups == [[0, 500], [500, 505], [505, 512]]
+  # One weight, row-major: the explicit transpose copies it.
+  (copy,) = report["copies"]["explicit"]["copies"]
+  assert copy["bytes"] == 4 * 256 * 128 * 2
+  assert report["copies"]["in_place"]["copies"] == []
+
+
+def test_the_headline(capsys, tmp_path, monkeypatch):
+  # The copies are of the model's own size; only its products are left out.
+  monkeypatch.setattr(aot_report, "_products", lambda requests: [])
+  status, out, _ = run(
+    capsys, "--model", "gemma4-26b", "--chip", "v6e", "--out", str(tmp_path)
+  )
+  assert status == 0
+  copies = json.loads((tmp_path / "report.json").read_text())["copies"]
+  assert len(copies["explicit"]["copies"]) == 3
+  assert {c["times"] for c in copies["explicit"]["copies"]} == {30}
+  assert 79 < copies["explicit"]["milliseconds_per_step"] < 87
+  assert copies["in_place"]["milliseconds_per_step"] == 0
+  assert copies["measured_milliseconds"] == 87
+  assert f"{copies['explicit']['milliseconds_per_step']:.1f} ms" in out
+
+
+def test_every_model_has_its_layers():
+  assert set(workloads.LAYERS) <= set(workloads.models())
+
+
+def test_what_the_compiler_refuses_is_one_line(capsys, tmp_path, monkeypatch):
+  def refuse(*args, **options):
+    raise aot.CompileError("RESOURCE_EXHAUSTED: vmem\nand a long story")
+
+  monkeypatch.setattr(collect, "plan_for", refuse)
+  flags = [*OWN, "--mode", "nn", "--no_copies", "--out", str(tmp_path)]
+  status, out, err = run(capsys, *flags)
+  assert status == 1
+  assert "error: v6e own nn: RESOURCE_EXHAUSTED: vmem\n" in err
+  assert "long story" not in out + err
+  assert "RESOURCE_EXHAUSTED" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+  ("flags", "said"),
+  [
+    (["--chip", "h100"], "`chip` is 'h100'; known chips: v4, v5e"),
+    (["--model", "gpt-9"], "`model` is 'gpt-9'; known models: gemma4-26b"),
+    (["--m", "64"], "takes --m --g --k --n: give --g, --k, --n too"),
+    ([*OWN, "--model", "pr1220"], "drop --model"),
+    ([*OWN[:-1], "0"], "`n` is 0; want 1 or more"),
+    ([*OWN, "--group_sizes", "/nowhere.npy"], "/nowhere.npy' cannot be read"),
+    ([*OWN, "--out", "/proc/nowhere"], "/proc/nowhere' cannot be written to"),
+  ],
+)
+def test_bad_input_is_one_line(flags, said, capsys, tmp_path):
+  if "--out" not in flags:
+    flags = [*flags, "--out", str(tmp_path)]
+  status, out, err = run(capsys, *flags)
+  assert status == 1
+  assert said in err
+  assert err.startswith("error: ")
+  assert len(err.splitlines()) == 1
+  assert not out
+
+
+def test_group_sizes_of_another_length(capsys, tmp_path):
+  np.save(tmp_path / "sizes.npy", np.ones(3, np.int32))
+  flags = [*OWN, "--group_sizes", str(tmp_path / "sizes.npy")]
+  status, _, err = run(capsys, *flags, "--out", str(tmp_path))
+  assert status == 1
+  assert "`group_sizes`" in err
+
+
+def test_a_dtype_that_is_none(capsys, tmp_path):
+  flags = [*OWN, "--dtype", "float99", "--out", str(tmp_path), "--no_copies"]
+  status, _, err = run(capsys, *flags)
+  assert status == 1
+  assert "float99" in err
+
+
+def test_paths_are_the_callers_own(capsys, tmp_path, monkeypatch):
+  monkeypatch.setattr(aot_report, "_products", lambda requests: [])
+  monkeypatch.setenv("BUILD_WORKING_DIRECTORY", str(tmp_path))
+  status, _, _ = run(capsys, *OWN, "--no_copies", "--out", "here")
+  assert status == 0
+  assert sorted(os.listdir(tmp_path / "here")) == ["report.html", "report.json"]
+
+
+def test_published(capsys):
+  status, out, _ = run(capsys, "--published")
+  assert status == 0
+  assert "copy of 1.61 GB" in out
+  assert "its schedule" in out

@@ -1,0 +1,122 @@
+"""The compile report as a table for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tools.report.values import (
+  MEBIBYTES,
+  MICROSECONDS,
+  MISSING,
+  PERCENT,
+  Path,
+  main_sizes,
+  plain,
+  sizes_names,
+)
+
+_WORDS = 3  # leading columns that hold words, not numbers
+
+
+def text_table(report: Mapping[str, Any]) -> str:
+  """One line for each product, columns aligned, and one for the copies.
+
+  Args:
+    report: what `page.render` takes.
+
+  Returns:
+    Lines without one at the end. Times are in µs for each of the report's
+    group sizes; VMEM is in MiB, what the compiler reports.
+  """
+  products = list(report.get("products") or ())
+  names = sizes_names(products)
+  head = [
+    *("workload", "mode", "chip", "tiles mxkxn"),
+    *(f"{name} µs" for name in names),
+    *("of bound", "MXU busy", "XLU xpose", "VMEM MiB", "bundles"),
+  ]
+  rows = [
+    _failed(product) if product.get("error") else _row(report, i, names)
+    for i, product in enumerate(products)
+  ]
+  lines = _aligned([head, *rows], len(head)) if rows else ["no products"]
+  if report.get("copies"):
+    lines += ["", _copies(report)]
+  return "\n".join(lines)
+
+
+def _row(report: Mapping[str, Any], i: int, names: Sequence[str]) -> list[str]:
+  product = report["products"][i]
+  at: Path = ("products", i)
+  estimates: Path = (*at, "estimates")
+  arms = product.get("arms") or ()
+  largest = max(
+    range(len(arms)), key=lambda j: arms[j].get("rows") or 0, default=0
+  )
+  return [
+    *_names(product),
+    "x".join(
+      str((product.get("tiles") or {}).get(f"tile_{axis}", MISSING))
+      for axis in "mkn"
+    ),
+    *(
+      plain(report, (*estimates, name, "seconds"), MICROSECONDS)
+      for name in names
+    ),
+    plain(report, (*estimates, main_sizes(product), "roofline_share"), PERCENT),
+    plain(report, (*at, "arms", largest, "mxu_busy"), PERCENT),
+    f"{sum(arm.get('xlu_transposes') or 0 for arm in arms):,}"
+    if arms
+    else MISSING,
+    plain(report, (*at, "vmem", "reported"), MEBIBYTES),
+    plain(report, (*at, "bundles")),
+  ]
+
+
+def _names(product: Mapping[str, Any]) -> list[str]:
+  return [
+    str(product.get(key, MISSING)) for key in ("workload", "mode", "chip")
+  ]
+
+
+def _failed(product: Mapping[str, Any]) -> list[str]:
+  return [*_names(product), f"did not compile: {product['error']}"]
+
+
+def _aligned(rows: Sequence[Sequence[str]], columns: int) -> list[str]:
+  """Words to the left, numbers right; the last cell of a short row runs on."""
+  whole = [row for row in rows if len(row) == columns]
+  widths = [max(len(row[c]) for row in whole) for c in range(columns)]
+  for c in range(_WORDS):
+    widths[c] = max(len(row[c]) for row in rows)
+  lines = []
+  for row in rows:
+    cells = [
+      cell.ljust(widths[c])
+      if c < _WORDS or len(row) < columns
+      else cell.rjust(widths[c])
+      for c, cell in enumerate(row)
+    ]
+    lines.append("  ".join(cells).rstrip())
+  return lines
+
+
+def _copies(report: Mapping[str, Any]) -> str:
+  copies = report["copies"]
+  parts = []
+  for key, words in (
+    ("explicit", "with the explicit transpose"),
+    ("in_place", "in place"),
+  ):
+    if copies.get(key):
+      ms = copies[key].get("milliseconds_per_step")
+      parts.append(f"{MISSING if ms is None else format(ms, '.1f')} ms {words}")
+  if copies.get("measured_milliseconds") is not None:
+    parts.append(f"{copies['measured_milliseconds']:g} ms measured elsewhere")
+  layers = copies.get("layers")
+  where = f"{f'{layers} layers of ' if layers else ''}{copies.get('model', '')}"
+  return (
+    f"weight copies per training step, {where} on {copies.get('chip', '')}: "
+    + ", ".join(parts or ["none compiled"])
+  )
