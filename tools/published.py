@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from gmm.aot import rates
 from gmm.aot.model import roofline
 from gmm.kernels import chip as chips
+from gmm.timing import rates
 
 if TYPE_CHECKING:
   from gmm.aot import Schedule

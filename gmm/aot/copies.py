@@ -31,8 +31,9 @@ from collections.abc import Iterator
 
 import jax
 
-from gmm.aot import hlo, loops, movement, rates
+from gmm.aot import hlo, loops, movement
 from gmm.kernels import chip as chips
+from gmm.timing import rates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from gmm import checks, config
-from gmm.aot import estimate as estimates
-from gmm.aot import rates as rates_lib
-from gmm.aot import visits as visits_lib
 from gmm.kernels import chip as chips
 from gmm.kernels import launch
 from gmm.kernels import tiling as tiles_lib
-from gmm.kernels.tiling import Plan
+from gmm.kernels.plan import Plan
+from gmm.timing import estimate as estimates
+from gmm.timing import rates as rates_lib
+from gmm.timing import visits as visits_lib
 
 if TYPE_CHECKING:
   from gmm.aot.scheduling import Schedule

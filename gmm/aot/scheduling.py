@@ -12,9 +12,10 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from gmm.aot import bundles, rates
+from gmm.aot import bundles
 from gmm.kernels import chip as chips
 from gmm.kernels.grid import cdiv
+from gmm.timing import rates
 
 _FORMAT = re.compile("|".join(sorted(rates.VMATMUL_ROWS, key=len)[::-1]))
 # Shorter stretches without MXU work count as the step's overhead.

@@ -23,9 +23,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from gmm.kernels import grid, launch, zeros
-from gmm.kernels.gmm_memory import Memory, Pending, Step, scratch
+from gmm.kernels.gmm_memory import Memory, Pending, Step, Weights, scratch
 from gmm.kernels.grid import Totals, Window
-from gmm.kernels.tiling import PIECE_N, Plan
+from gmm.kernels.plan import PIECE_N, Plan
 
 # Rows of a chunk: where they start in the window, and how many they are.
 Chunk = tuple[Any, int]
@@ -122,7 +122,9 @@ class _Body:
         pending=Pending((zero, zero), (zero, zero)),
       )
       memory.fetch(start)
-      step = functools.partial(self.step, totals, steps)
+      if plan.k.count == 1:
+        memory.copy_rhs(memory.weights_of(start), "start")
+      step = functools.partial(self.step, totals, (steps, last))
       end = lax.fori_loop(0, steps, lambda _, carry: step(carry), start)
       for slot in range(2):
         memory.wait_sent(end.pending, slot)
@@ -132,16 +134,46 @@ class _Body:
 
   # ---- steps
 
-  def step(self, totals: Totals, steps: jax.Array, step: Step) -> Step:
-    """One grid step: fetch for the next one, then compute this one."""
+  def step(
+    self, totals: Totals, ends: tuple[jax.Array, Any], step: Step
+  ) -> Step:
+    """One grid step: fetch for the next one, then compute this one.
+
+    Args:
+      totals: what the groups add up to.
+      ends: the steps of this core, and the output tile after its last.
+      step: the step.
+    """
+    steps, end_outer = ends
     after = self.following(totals, step)
 
     @pl.when(after.index < steps)
     def _() -> None:
       self.memory.fetch(after)
 
+    if self.plan.k.count == 1:
+      self.fetch_weights_ahead(totals, end_outer, step)
     self.memory.wait_operands(step)
     return after._replace(pending=self.compute(totals, step))
+
+  def fetch_weights_ahead(
+    self, totals: Totals, end_outer: Any, step: Step
+  ) -> None:
+    """Starts the copy of the next group's weight with this group's first step.
+
+    Its buffer is free from then on, and a weight takes longer than one step.
+    """
+    now = step.now
+    wraps = now.group == totals.groups - 1
+    outer = now.outer + wraps.astype(jnp.int32)
+    group = jnp.where(wraps, 0, now.group + 1)
+
+    @pl.when(jnp.logical_and(step.fresh, outer < end_outer))
+    def _() -> None:
+      self.memory.copy_rhs(
+        Weights(self.buf.table.ids[group], outer, 0, 1 - step.rhs_slot),
+        "start",
+      )
 
   def following(self, totals: Totals, step: Step) -> Step:
     now = step.now

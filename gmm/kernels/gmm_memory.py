@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm.kernels.grid import GroupTable, RowGrid, Visit, move, parity
-from gmm.kernels.tiling import Plan
+from gmm.kernels.plan import Plan
 
 LHS, RHS, OUT, EXISTING = range(4)
 
@@ -112,6 +112,15 @@ class Step(NamedTuple):
     return parity(self.visit)
 
 
+class Weights(NamedTuple):
+  """One tile of a weight: of local group `id`, and the buffer half for it."""
+
+  id: Any
+  outer: Any
+  inner: Any
+  slot: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Memory:
   """The copies of the forward kernel.
@@ -135,12 +144,10 @@ class Memory:
   lanes: Any
 
   def fetch(self, step: Step) -> None:
-    """Starts the copies that a step needs."""
+    """Starts the copies that a step needs; weights only where k is tiled."""
     self.copy_lhs(step, "start")
-
-    @pl.when(step.fresh)
-    def _() -> None:
-      self.copy_rhs(step, "start")
+    if self.plan.k.count > 1:
+      self.copy_rhs(self.weights_of(step), "start")
 
     if self.plan.problem.has_existing:
 
@@ -154,7 +161,12 @@ class Memory:
 
     @pl.when(step.fresh)
     def _() -> None:
-      self.copy_rhs(step, "wait")
+      self.copy_rhs(self.weights_of(step), "wait")
+
+  def weights_of(self, step: Step) -> Weights:
+    """The weight tile that a step multiplies by."""
+    now = step.now
+    return Weights(now.id, now.outer, now.inner, step.rhs_slot)
 
   def copy_lhs(self, step: Step, act: str) -> None:
     """The rows of the visit, one k tile of them."""
@@ -170,17 +182,16 @@ class Memory:
 
     self.plan.k.with_tile(step.now.inner, copy, self.lanes[0])
 
-  def copy_rhs(self, step: Step, act: str) -> None:
-    """One tile of the group's weight, as it lies."""
-    now = step.now
+  def copy_rhs(self, weights: Weights, act: str) -> None:
+    """One tile of a group's weight, as it lies."""
     transposed = self.plan.problem.transpose_rhs
 
     def copy(k: tuple[pl.Slice, ...], n: tuple[pl.Slice, ...]) -> None:
       major, minor = (n, k) if transposed else (k, n)
       move(
-        self.rhs.at[now.id, major[0], minor[0]],
-        self.buf.rhs.at[step.rhs_slot, major[1], minor[1]],
-        self.buf.sems.at[RHS, step.rhs_slot],
+        self.rhs.at[weights.id, major[0], minor[0]],
+        self.buf.rhs.at[weights.slot, major[1], minor[1]],
+        self.buf.sems.at[RHS, weights.slot],
         act,
       )
 
@@ -188,9 +199,9 @@ class Memory:
     k_lanes = self.lanes[0] if transposed else None
     n_lanes = None if transposed else self.lanes[1]
     self.plan.k.with_tile(
-      now.inner,
+      weights.inner,
       lambda *k: self.plan.n.with_tile(
-        now.outer, lambda *n: copy(k, n), n_lanes
+        weights.outer, lambda *n: copy(k, n), n_lanes
       ),
       k_lanes,
     )

@@ -10,10 +10,16 @@ With 8-row blocks, 12-row tiles and groups of 5, 14 and 3 rows:
             |               |               |--- c ---------|
 
 Blocks 0 and 2 belong to two visits each; the kernels carry their rows from one
-visit to the next. Each local group with rows is visited
-cdiv(its rows in whole blocks, window) times and the others not at all, so that
+visit to the next. A window holds a tile of rows and one block more, since a
+group that starts within a block spans one more than it fills. Each local group
+with rows is visited cdiv(its whole blocks but one, tile) times and the others
+not at all, so that
 
-    num_visits <= (m + 2 * block * groups with rows) / window + groups with rows
+    num_visits <= (m + block * groups with rows) / tile + groups with rows
+
+A group that takes several visits is cut into windows of near-equal size (whole
+chunks of the MXU, but the last): a full window and a short one after it would
+leave the DMA engine idle first, and the MXU then.
 
 Everything here runs on the scalar core, from the sizes as they are at run time.
 """
@@ -32,7 +38,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 if TYPE_CHECKING:
-  from gmm.kernels.tiling import Plan
+  from gmm.kernels.plan import Plan
 
 
 LANES = 128
@@ -116,16 +122,18 @@ class GroupTable(NamedTuple):
     ids: [g] local index of the group.
     starts: [g] its first row.
     ends: [g] the row after its last.
+    strides: [g] rows from one of its windows to the next.
   """
 
   ids: Any
   starts: Any
   ends: Any
+  strides: Any
 
   @staticmethod
   def scratch(g: int) -> GroupTable:
     """Shapes for g local groups."""
-    return GroupTable(*(pltpu.SMEM((g,), jnp.int32) for _ in range(3)))
+    return GroupTable(*(pltpu.SMEM((g,), jnp.int32) for _ in range(4)))
 
 
 class Totals(NamedTuple):
@@ -164,6 +172,7 @@ class Visit(NamedTuple):
     id: local index of the group.
     lo: first row of the group.
     hi: row after its last.
+    stride: rows from one of its windows to the next.
   """
 
   outer: jax.Array
@@ -173,6 +182,7 @@ class Visit(NamedTuple):
   id: jax.Array
   lo: jax.Array
   hi: jax.Array
+  stride: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,14 +192,16 @@ class RowGrid:
   Attributes:
     m: rows of the operand, a multiple of `block`.
     block: rows that move together: one packed sublane tile.
-    window: most rows of a visit, a multiple of `block`.
+    chunk: rows of one MXU product, a multiple of `block`.
+    tile: most rows of a visit but for one block, a multiple of `chunk`.
     g: local groups.
     g_total: entries of group_sizes.
   """
 
   m: int
   block: int
-  window: int
+  chunk: int
+  tile: int
   g: int
   g_total: int
 
@@ -197,7 +209,14 @@ class RowGrid:
   def of(cls, plan: Plan) -> RowGrid:
     """The rows of a plan's operands."""
     problem = plan.problem
-    return cls(problem.m, plan.block, plan.window, problem.g, problem.g_total)
+    return cls(
+      m=problem.m,
+      block=plan.block,
+      chunk=plan.chunk,
+      tile=plan.window - plan.block,
+      g=problem.g,
+      g_total=problem.g_total,
+    )
 
   def floor(self, row: jax.Array) -> jax.Array:
     """The start of the block that holds `row`."""
@@ -208,10 +227,15 @@ class RowGrid:
     """The first start of a block that is no less than `row`."""
     return self.floor(row + (self.block - 1))
 
-  def windows(self, start: jax.Array, end: jax.Array) -> jax.Array:
-    """Number of windows of a group with rows [start, end)."""
-    span = self.ceil(end) - self.floor(start)
-    return lax.div(span + (self.window - 1), np.int32(self.window))
+  def windows(
+    self, start: jax.Array, end: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns (windows of a group with rows [start, end), their stride)."""
+    span = self.ceil(end) - self.floor(start) - self.block
+    count = jnp.maximum(_cdiv(span, np.int32(self.tile)), 1)
+    stride = _cdiv(_cdiv(span, count), np.int32(self.chunk)) * self.chunk
+    # One window alone is as long as it likes.
+    return count, jnp.where(count == 1, self.tile, stride)
 
   def fill_group_table(
     self, sizes_ref: Any, offset_ref: Any, table: GroupTable
@@ -239,14 +263,16 @@ class RowGrid:
       row, groups, visits = carry
       end = row + jnp.minimum(sizes_ref[i], self.m - row)
       has_rows = end > row
+      count, stride = self.windows(row, end)
 
       @pl.when(has_rows)
       def _() -> None:
         table.ids[groups] = i - offset
         table.starts[groups] = row
         table.ends[groups] = end
+        table.strides[groups] = stride
 
-      visits += jnp.where(has_rows, self.windows(row, end), 0)
+      visits += jnp.where(has_rows, count, 0)
       return end, groups + has_rows.astype(jnp.int32), visits
 
     first = lax.fori_loop(0, offset, before, np.int32(0))
@@ -260,14 +286,16 @@ class RowGrid:
 
   def window_of(self, visit: Visit) -> Window:
     """The rows that a visit works on."""
-    start = self.floor(visit.lo) + visit.tile * self.window
+    start = self.floor(visit.lo) + visit.tile * visit.stride
     start = pl.multiple_of(start, self.block)
-    rows = jnp.minimum(self.ceil(visit.hi) - start, self.window)
+    left = self.ceil(visit.hi) - start
+    rows = jnp.where(self.is_last_tile(visit), left, visit.stride)
     return Window(start, pl.multiple_of(rows, self.block), visit.lo, visit.hi)
 
   def is_last_tile(self, visit: Visit) -> jax.Array:
-    """Whether the visit is its group's last."""
-    return visit.tile == self.windows(visit.lo, visit.hi) - 1
+    """Whether the visit is its group's last: it takes up to a block more."""
+    start = self.floor(visit.lo) + visit.tile * visit.stride
+    return self.ceil(visit.hi) - start <= visit.stride + self.block
 
   def first_visit(self, table: GroupTable, outer: jax.Array) -> Visit:
     """The first step of output tile `outer`."""
@@ -294,13 +322,18 @@ class RowGrid:
       *lax.cond(
         end_tile,
         lambda: _entry(table, group),
-        lambda: (visit.id, visit.lo, visit.hi),
+        lambda: (visit.id, visit.lo, visit.hi, visit.stride),
       ),
     )
 
 
+def _cdiv(a: jax.Array, b: jax.Array) -> jax.Array:
+  """Quotient of traced ints, rounded up; `a` may be below zero."""
+  return lax.div(a + b - 1, b)
+
+
 def _entry(table: GroupTable, group: Any) -> tuple[jax.Array, ...]:
-  return table.ids[group], table.starts[group], table.ends[group]
+  return tuple(column[group] for column in table)
 
 
 def core_share(count: int, num_cores: int) -> tuple[Any, Any]:

@@ -11,13 +11,17 @@ from jax.experimental.pallas import tpu as pltpu
 
 from gmm.kernels import grid
 
-M, BLOCK, WINDOW, G, G_TOTAL, OUTER, INNER = 96, 8, 24, 4, 7, 2, 3
+M, BLOCK, G, G_TOTAL, OUTER, INNER = 96, 8, 4, 7, 2, 3
 STEPS = 256
+# (chunk, tile) of rows.
+CUTS = [(8, 16), (16, 32), (8, 24)]
 
 
-def _record(sizes, offset, out, totals, ids, starts, ends):
-  rows = grid.RowGrid(M, BLOCK, WINDOW, G, G_TOTAL)
-  table = grid.GroupTable(ids, starts, ends)
+def _record(cut, sizes, offset, out, totals, *table):
+  rows = grid.RowGrid(
+    m=M, block=BLOCK, chunk=cut[0], tile=cut[1], g=G, g_total=G_TOTAL
+  )
+  table = grid.GroupTable(*table)
   sums = rows.fill_group_table(sizes, offset, table)
   for i, total in enumerate(sums):
     totals[i] = total
@@ -46,11 +50,11 @@ def _record(sizes, offset, out, totals, ids, starts, ends):
 
 
 @functools.cache
-def _program():
+def _program(cut):
   smem = pl.BlockSpec(memory_space=pltpu.SMEM)
   return jax.jit(
     pl.pallas_call(
-      _record,
+      functools.partial(_record, cut),
       grid_spec=pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=2,
         grid=(),
@@ -67,9 +71,9 @@ def _program():
   )
 
 
-def visits(sizes, offset):
+def visits(sizes, offset, cut):
   """Every step, and the totals, for canonical sizes and offset."""
-  out, totals = _program()(
+  out, totals = _program(cut)(
     jnp.array(sizes, jnp.int32), jnp.array([offset], jnp.int32)
   )
   groups, count, first, end = (int(x) for x in totals)
@@ -99,10 +103,12 @@ SIZES = {
 }
 
 
+@pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("offset", [0, 2, 5, 7])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-def test_windows_cover_each_local_row_once(sizes, offset):
-  steps, count, first, end = visits(sizes, offset)
+def test_windows_cover_each_local_row_once(sizes, offset, cut):
+  chunk, tile = cut
+  steps, count, first, end = visits(sizes, offset, cut)
   groups = local_groups(sizes, offset)
   assert count == len(groups)
   if not groups:
@@ -119,15 +125,25 @@ def test_windows_cover_each_local_row_once(sizes, offset):
   for _, group, start, rows, lo, hi, _, last in per_outer[0, :, 0]:
     assert start % BLOCK == 0
     assert rows % BLOCK == 0
-    assert 0 < rows <= WINDOW
+    assert 0 < rows <= tile + BLOCK
+    assert last or rows % chunk == 0
     assert (group, lo, hi) in groups
     assert last == (start + rows >= hi)
     own = range(max(start, lo), min(start + rows, hi))
     assert len(own) > 0
     covered += own
   assert covered == [r for _, lo, hi in groups for r in range(lo, hi)]
-  bound = (M + 2 * BLOCK * count) / WINDOW + count
-  assert len(per_outer[0]) <= bound
+  assert len(per_outer[0]) <= (M + BLOCK * count) / tile + count
+
+
+def test_windows_of_a_group_are_alike():
+  steps, *_ = visits([0, 0, 90, 0, 0, 0, 0], 0, (8, 32))
+  rows = steps.reshape(OUTER, -1, INNER, 8)[0, :, 0, 3]
+  # 96 rows in whole blocks: three of 32, and none of a few rows.
+  assert rows.tolist() == [32, 32, 32]
+  steps, *_ = visits([0, 0, 49, 0, 0, 0, 0], 0, (8, 32))
+  rows = steps.reshape(OUTER, -1, INNER, 8)[0, :, 0, 3]
+  assert rows.tolist() == [24, 32]
 
 
 def test_an_axis_ends_with_what_is_left():

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from gmm import varying
 from gmm.kernels.grid import LANES, round_up
-from gmm.kernels.tiling import Plan
+from gmm.kernels.plan import Plan
 
 # Products of 8-bit integers that float32 adds up exactly: 2**24 / 2**14.
 EXACT_INT8_TERMS = 1024

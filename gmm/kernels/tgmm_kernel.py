@@ -31,7 +31,7 @@ from gmm.kernels.grid import (
   move,
   parity,
 )
-from gmm.kernels.tiling import PIECE_N, Plan
+from gmm.kernels.plan import PIECE_N, Plan
 
 LHS, DOUT, OUT = range(3)
 

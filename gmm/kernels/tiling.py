@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,102 +16,26 @@ from jax import lax
 
 from gmm.config import Problem
 from gmm.kernels.chip import ChipSpec
-from gmm.kernels.grid import LANES, Axis, cdiv, round_up
+from gmm.kernels.grid import LANES, cdiv, round_up
+from gmm.kernels.plan import PIECE_N, Plan, row_block, sublanes
+from gmm.timing import estimate, rates, visits
 
 # A last tile's rows are moved in whole packed sublane tiles of any dtype.
 TAIL_ROWS = 32
 # Rows that the MXU streams through one weight tile. Fewer leave it waiting for
 # the next weight tile to be pushed.
 ROW_CHUNK = 256
-# Columns of one MXU product: its float32 result must not swamp the registers.
-PIECE_N = 512
 # VMEM that the compiler takes for values of one chunk's product, besides those
 # that `_spill_bytes` counts; and the most it keeps of a widened weight.
 COMPILER_BYTES = 5 << 19
 WIDENED_BYTES = 3 << 20
-ZERO_BYTES = 1 << 20
-# Cost model: scalar work and DMA latency of one grid step, of one call.
+# The rough price of a grid step.
 STEP_SECONDS = 0.35e-6
-# Share of peak that DMA and MXU reach in a long run.
-DMA_SHARE = 0.9
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-  """A kernel with every static choice made.
-
-  Attributes:
-    problem: the call, after padding (rows to `block`, and k or n where a
-      partial tile could not be moved).
-    chip: what it is planned for.
-    tile_m: rows that a visit is meant for.
-    tile_k: columns of lhs in a step.
-    tile_n: columns of the result (gmm) or dout (tgmm) in a step.
-    block: rows that move together.
-    chunk: rows of one MXU product.
-    compute_dtype: what operands are widened to in VMEM.
-    pads: what padding added to m, k and n.
-  """
-
-  problem: Problem
-  chip: ChipSpec
-  tile_m: int
-  tile_k: int
-  tile_n: int
-  block: int
-  chunk: int
-  compute_dtype: np.dtype
-  pads: tuple[int, int, int] = (0, 0, 0)
-
-  @property
-  def window(self) -> int:
-    """Most rows of a visit: tile_m and one block.
-
-    A group that starts within a block spans up to one block more than it has
-    rows, and must not need a second visit for that.
-    """
-    return round_up(self.tile_m, self.chunk) + self.block
-
-  @property
-  def buffer_rows(self) -> int:
-    """Rows of a buffer: the window in whole chunks."""
-    if self.problem.kind == "gmm":
-      return self.window
-    return round_up(self.window, self.chunk)
-
-  @property
-  def k(self) -> Axis:
-    """The columns of lhs, as tiles."""
-    return Axis(self.problem.k, self.tile_k)
-
-  @property
-  def n(self) -> Axis:
-    """The columns of the result or of dout, as tiles."""
-    return Axis(self.problem.n, self.tile_n)
-
-  @property
-  def zero_rows(self) -> int:
-    """Rows of the buffer of zeros, which is as wide as the result."""
-    rows, width = self.problem.m, self.problem.n
-    unit = self.block
-    if self.problem.kind == "tgmm":
-      rows, unit = self.problem.k, sublanes(self.problem.out_dtype)
-    row_bytes = round_up(width, LANES) * self.problem.out_dtype.itemsize
-    return min(rows, max(ZERO_BYTES // row_bytes // unit, 1) * unit)
-
-
-def sublanes(dtype: np.dtype) -> int:
-  """Rows of one packed VMEM tile of `dtype`: 8, 16 or 32."""
-  return 8 * (4 // dtype.itemsize)
-
-
-def row_block(problem: Problem) -> int:
-  """Rows that move together: whole tiles in every operand that has rows."""
-  dtypes = [problem.lhs_dtype]
-  dtypes.append(
-    problem.out_dtype if problem.kind == "gmm" else problem.rhs_dtype
-  )
-  return max(sublanes(dtype) for dtype in dtypes)
+# How many candidates the model plays, with how many groups; and the bundles of
+# a chunk and of a step that compiled kernels show beyond the MXU's cycles.
+MODELLED = 24
+MODELLED_GROUPS = 16
+BEYOND_MXU = (200, 240)
 
 
 def chip_compute_dtype(problem: Problem, chip: ChipSpec) -> np.dtype:
@@ -157,11 +81,30 @@ def _choose(problem: Problem, chip: ChipSpec) -> Plan:
       f"the {chip.vmem_budget} bytes of VMEM of {chip.name}; use backend='xla'"
     )
 
-  def price(plan: Plan) -> float:
-    # A little for VMEM, so that of equals the smaller one is taken.
-    return cost_seconds(plan) * (1 + 0.02 * vmem_bytes(plan) / chip.vmem_budget)
+  # A rough price for all, and the model of docs/model.md for the best of them.
+  fitting.sort(key=_with_vmem(cost_seconds))
+  return min(fitting[:MODELLED], key=_with_vmem(_modelled_seconds))
 
-  return min(fitting, key=price)
+
+def _with_vmem(price: Callable[[Plan], float]) -> Callable[[Plan], float]:
+  """Adds a little for VMEM, so that of equals the smaller one is taken."""
+  return lambda plan: (
+    price(plan) * (1 + 0.02 * vmem_bytes(plan) / plan.chip.vmem_budget)
+  )
+
+
+def _modelled_seconds(plan: Plan) -> float:
+  """Time of a few groups, of equal and of unequal sizes."""
+  problem = plan.problem
+  g = min(problem.g, MODELLED_GROUPS)
+  m = round_up(max(problem.m * g // problem.g, 1), plan.block)
+  few = dataclasses.replace(problem, m=m, g=g, g_total=g)
+  plan = dataclasses.replace(plan, problem=few, pads=(0, *plan.pads[1:]))
+  total = 0.0
+  for name in ("equal", "skew", "zipf"):
+    found = visits.visits(plan, visits.size_patterns(name, m, g))
+    total += estimate.estimate(plan, found, beyond=BEYOND_MXU).seconds
+  return total
 
 
 def _plan_for(
@@ -315,7 +258,9 @@ def cost_seconds(plan: Plan) -> float:
   flops = 2 * chunks * chunk_rows * problem.k * problem.n
   rate = chip.bf16_flops / (4 if plan.compute_dtype == np.float32 else 1)
   bandwidth = chip.hbm_bytes_per_second
-  seconds = max(flops / rate, _hbm_bytes(plan, visits) / bandwidth / DMA_SHARE)
+  seconds = max(
+    flops / rate, _hbm_bytes(plan, visits) / bandwidth / rates.DMA_SHARE
+  )
   steps = visits * plan.k.count * plan.n.count
   first = plan.tile_k * plan.tile_n * problem.rhs_dtype.itemsize / bandwidth
   padding = _padding_bytes(plan) / bandwidth

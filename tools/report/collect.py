@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gmm import aot, ops
-from gmm.aot import rates, visits
 from gmm.aot.model import plan_for
 from gmm.kernels import chip as chips
 from gmm.kernels import tiling
+from gmm.timing import rates, visits
 from testing.workloads import Workload
 from tools import published
 

@@ -1,5 +1,6 @@
 """Visits on the host are those of the kernel's scalar code."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,9 +10,9 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from gmm.aot import visits
 from gmm.aot.model import plan_for
 from gmm.kernels import grid
+from gmm.timing import visits
 
 M, G, G_TOTAL = 400, 4, 7
 MOST = 64
@@ -21,8 +22,8 @@ def _plan(mode, tile_m=64, m=M):
   return plan_for(mode, m=m, g=G, k=128, n=128, tiling=(tile_m, 128, 128))
 
 
-def _record(rows, sizes, offset, out, count, ids, starts, ends):
-  table = grid.GroupTable(ids, starts, ends)
+def _record(rows, sizes, offset, out, count, *table):
+  table = grid.GroupTable(*table)
   totals = rows.fill_group_table(sizes, offset, table)
   count[0] = totals.visits
 
@@ -41,8 +42,8 @@ def _record(rows, sizes, offset, out, count, ids, starts, ends):
 
 
 @functools.cache
-def _program(block, window):
-  rows = grid.RowGrid(M, block, window, G, G_TOTAL)
+def _program(plan):
+  rows = dataclasses.replace(grid.RowGrid.of(plan), g_total=G_TOTAL)
   smem = pl.BlockSpec(memory_space=pltpu.SMEM)
   return jax.jit(
     pl.pallas_call(
@@ -63,9 +64,10 @@ def _program(block, window):
   )
 
 
-def test_the_same_as_the_kernels():
-  plan = _plan("nn")
-  program = _program(plan.block, plan.window)
+@pytest.mark.parametrize("tile_m", [16, 64, 320])
+def test_the_same_as_the_kernels(tile_m):
+  plan = _plan("nn", tile_m=tile_m)
+  program = _program(plan)
   random = np.random.default_rng(1)
   for trial in range(24):
     sizes = random.integers(0, (40, 150, 500)[trial % 3], G_TOTAL)
@@ -86,17 +88,18 @@ def test_the_same_as_the_kernels():
 
 
 def test_rows_that_run():
-  # A block is 16 rows, a chunk 64; a gmm window is 80 rows, its last chunk too.
+  # A block is 16 rows, a chunk 64; a window is up to 80 rows, as is the last
+  # chunk of gmm; before the last one it is a chunk.
   sizes = np.array([64, 5, 150, 80])
   gmm = visits.visits(_plan("nn"), sizes)
-  assert gmm.group.tolist() == [0, 1, 2, 2, 3, 3]
-  assert gmm.start.tolist() == [0, 64, 64, 144, 208, 288]
-  assert gmm.rows.tolist() == [64, 16, 80, 80, 80, 16]
-  assert gmm.own_rows.tolist() == [64, 5, 75, 75, 69, 11]
-  assert gmm.is_last.tolist() == [True, True, False, True, False, True]
-  assert gmm.rows_run.tolist() == [80] * 6
+  assert gmm.group.tolist() == [0, 1, 2, 2, 2, 3, 3]
+  assert gmm.start.tolist() == [0, 64, 64, 128, 192, 208, 272]
+  assert gmm.rows.tolist() == [64, 16, 64, 64, 32, 64, 32]
+  assert gmm.own_rows.tolist() == [64, 5, 59, 64, 27, 53, 27]
+  assert gmm.is_last.tolist() == [True, True, False, False, True, False, True]
+  assert gmm.rows_run.tolist() == [80] * 7
   tgmm = visits.visits(_plan("tn"), sizes)
-  assert tgmm.rows_run.tolist() == [64, 64, 128, 128, 128, 64]
+  assert tgmm.rows_run.tolist() == [64] * 7
   assert np.all(tgmm.rows_run >= tgmm.rows)
 
 
@@ -113,7 +116,7 @@ def test_chunks_of_a_large_window():
   ("sizes", "offset", "groups"),
   [
     ([-5, 10, 0, 3], 0, [1, 3]),
-    ([300, 300, 300, 1], 0, [0, 0, 0, 0, 1, 1]),
+    ([300, 300, 300, 1], 0, [0] * 5 + [1] * 2),
     ([10] * 4, -1, []),
     ([10] * 4, 4, []),
     ([10] * 4, 3, [0]),

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gmm.aot import rates as rates_lib
-from gmm.aot.rates import ChipRates
-from gmm.aot.steps import TILES, Costs, Tile, line_bytes, matrix_bytes
-from gmm.aot.visits import Visits
-from gmm.kernels.tiling import Plan
+from gmm.kernels.plan import Plan
+from gmm.timing import rates as rates_lib
+from gmm.timing.rates import ChipRates
+from gmm.timing.steps import TILES, Costs, Tile, line_bytes, matrix_bytes
+from gmm.timing.visits import Visits
 
 if TYPE_CHECKING:
   from gmm.aot.scheduling import Schedule
@@ -50,20 +50,25 @@ class Estimate:
 
 
 def estimate(
-  plan: Plan, visits: Visits, schedule: Schedule | None = None
+  plan: Plan,
+  visits: Visits,
+  schedule: Schedule | None = None,
+  *,
+  beyond: tuple[int, int] = (0, 0),
 ) -> Estimate:
   """Returns the time of one call.
 
   Args:
     plan: from `tiling.make_plan`.
     visits: from `visits.visits`.
-    schedule: of the same kernel; None means MXU cycles and nothing else.
+    schedule: of the same kernel; None means MXU cycles and `beyond`.
+    beyond: bundles that a chunk, and a step, take besides the MXU's cycles.
 
   Raises:
     ValueError: the schedule lacks an arm that the plan needs.
   """
   rate = rates_lib.rates(plan.chip.name)
-  costs = Costs.of(plan, rate, schedule)
+  costs = Costs.of(plan, rate, schedule, beyond)
   kernel = TILES[plan.problem.kind](plan, visits, costs)
   cores = []
   for core in range(rate.num_cores):
@@ -100,6 +105,7 @@ class _Core:
     now: when the core is done with what it was given.
     free: when its queue is.
     ready: when the operands of the next step are there.
+    weights: when the next group's weight is.
     waited: how long the core waited for the queue.
     busy: how long the queue worked.
     mxu: how long the MXU had to work.
@@ -109,6 +115,7 @@ class _Core:
   now: float = 0.0
   free: float = 0.0
   ready: float = 0.0
+  weights: float = 0.0
   waited: float = 0.0
   busy: float = 0.0
   mxu: float = 0.0
@@ -121,14 +128,15 @@ class _Core:
     if not tiles or not len(tiles[0].work):
       return core
     bandwidth = rate.hbm_bytes_per_second * rates_lib.DMA_SHARE
-    core.free = core.ready = float(tiles[0].fetched[0]) / bandwidth
+    first = float(tiles[0].fetched[0] + tiles[0].weights[0])
+    core.free = core.ready = core.weights = first / bandwidth
     after = [*tiles[1:], None]
     pairs = zip(tiles, after, strict=True)
     for (tile, then), same in itertools.groupby(pairs, lambda pair: pair):
       core._repeat((tile, then), len(list(same)), rate)
     core._wait(core.free)
     for tile in tiles:
-      moved = int(tile.fetched.sum() + tile.sent.sum())
+      moved = int((tile.fetched + tile.weights + tile.sent).sum())
       core.moved += moved
       core.busy += moved / bandwidth
       core.mxu += tile.mxu / rate.clock_hz
@@ -148,11 +156,13 @@ class _Core:
         self.now += ahead
         self.free += ahead
         self.ready += ahead
+        self.weights += ahead
         return
 
   def _state(self) -> list[float]:
     """All that the next tile depends on: what is still to come, in seconds."""
-    return [max(t - self.now, 0.0) for t in (self.free, self.ready)]
+    times = (self.free, self.ready, self.weights)
+    return [max(t - self.now, 0.0) for t in times]
 
   def _one(self, tile: Tile, then: Tile | None, rate: ChipRates) -> None:
     bandwidth = rate.hbm_bytes_per_second * rates_lib.DMA_SHARE
@@ -161,10 +171,15 @@ class _Core:
     fetched.append(float(then.fetched[0]) / bandwidth if then else None)
     work = (tile.work / speed).tolist()
     sent = (tile.sent / bandwidth).tolist()
-    for fetch, compute, send in zip(fetched, work, sent, strict=True):
-      ready = self.ready
+    ahead = (_ahead(tile, then) / bandwidth).tolist()
+    fresh = (tile.weights > 0).tolist()
+    steps = zip(fetched, ahead, fresh, work, sent, strict=True)
+    for fetch, weights, is_fresh, compute, send in steps:
+      ready = max(self.ready, self.weights) if is_fresh else self.ready
       if fetch is not None:
         self.free = self.ready = max(self.free, self.now) + fetch
+      if weights:
+        self.free = self.weights = max(self.free, self.now) + weights
       self._wait(ready)
       self.now += compute
       if send:
@@ -174,6 +189,16 @@ class _Core:
     if until > self.now:
       self.waited += until - self.now
       self.now = until
+
+
+def _ahead(tile: Tile, then: Tile | None) -> np.ndarray:
+  """Bytes of the weight that each step starts to fetch: the next group's."""
+  fresh = np.flatnonzero(tile.weights)
+  ahead = np.zeros(tile.weights.shape, np.float64)
+  if len(fresh):
+    ahead[fresh[:-1]] = tile.weights[fresh[1:]]
+    ahead[fresh[-1]] = then.weights[0] if then else 0
+  return ahead
 
 
 # ---- bytes outside the steps

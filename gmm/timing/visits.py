@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gmm.kernels.tiling import Plan
+from gmm.kernels.plan import Plan
 
 _SEED = 0
 
@@ -68,14 +68,15 @@ def visits(
     group_offset: which of them the first local group is.
   """
   ids, lo, hi = _local_groups(plan, group_sizes, group_offset)
-  block, window = plan.block, plan.window
+  block = plan.block
   first = lo // block * block
   end = -(-hi // block) * block
-  counts = -(-(end - first) // window)
+  counts, strides = _windows(plan, end - first)
   entry = np.repeat(np.arange(len(ids)), counts)
   tile = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)
-  start = first[entry] + tile * window
-  rows = np.minimum(end[entry] - start, window)
+  start = first[entry] + tile * strides[entry]
+  is_last = tile == counts[entry] - 1
+  rows = np.where(is_last, end[entry] - start, strides[entry])
   full, last = _chunks(plan, rows)
   return Visits(
     group=ids[entry],
@@ -85,8 +86,15 @@ def visits(
     hi=hi[entry],
     full_chunks=full,
     rows_run=full * plan.chunk + last,
-    is_last=tile == counts[entry] - 1,
+    is_last=is_last,
   )
+
+
+def _windows(plan: Plan, span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Windows of groups that span so many rows, and their strides."""
+  tile, span = plan.window - plan.block, span - plan.block
+  counts = np.maximum(-(-span // tile), 1)
+  return counts, -(-span // (counts * plan.chunk)) * plan.chunk
 
 
 def last_chunk(plan: Plan) -> int:

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from gmm.aot import rates
 from gmm.kernels import chip as chips
+from gmm.timing import rates
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gmm.aot import rates as rates_lib
-from gmm.aot.rates import ChipRates
-from gmm.aot.visits import Visits, last_chunk
 from gmm.kernels.grid import LANES, Axis, cdiv, round_up
-from gmm.kernels.tiling import Plan, sublanes
+from gmm.kernels.plan import Plan, sublanes
+from gmm.timing import rates as rates_lib
+from gmm.timing.rates import ChipRates
+from gmm.timing.visits import Visits, last_chunk
 
 if TYPE_CHECKING:
   from gmm.aot.scheduling import Arm, Schedule
@@ -31,18 +31,27 @@ class Costs:
     rate: of the chip.
     arms: of the schedule, or None.
     step: cycles of a step outside the arms.
+    beyond: cycles that a chunk takes beyond the MXU's, without a schedule.
   """
 
   plan: Plan
   rate: ChipRates
   arms: tuple[Arm, ...] | None
   step: int
+  beyond: int = 0
 
   @classmethod
-  def of(cls, plan: Plan, rate: ChipRates, schedule: Schedule | None) -> Costs:
-    """The costs of a schedule, or of MXU cycles for None."""
+  def of(
+    cls,
+    plan: Plan,
+    rate: ChipRates,
+    schedule: Schedule | None,
+    beyond: tuple[int, int],
+  ) -> Costs:
+    """The costs of a schedule, or of MXU cycles and `beyond` for None."""
     if schedule is None:
-      return cls(plan=plan, rate=rate, arms=None, step=0)
+      chunk, step = beyond
+      return cls(plan=plan, rate=rate, arms=None, step=step, beyond=chunk)
     return cls(
       plan=plan, rate=rate, arms=schedule.arms, step=schedule.step_bundles
     )
@@ -95,7 +104,7 @@ class Costs:
       return rates_lib.mxu_cycles(plan.chip.name, mnemonic, vmatmuls)
 
     # Fewer rows than the MXU is high wait for its next weight tile.
-    return np.array([cycles(max(rows, size)), cycles(rows)])
+    return np.array([cycles(max(rows, size)) + self.beyond, cycles(rows)])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,13 +112,16 @@ class Tile:
   """The steps of one output tile; arrays [steps].
 
   Attributes:
-    fetched: bytes of the step's operands.
+    fetched: bytes of the step's operands, but for weights fetched ahead.
+    weights: bytes of a weight that is fetched ahead: while the group before
+      works, for the group's first step.
     work: cycles of the step.
     sent: bytes of the result that it completes, if any.
     mxu: cycles that the MXU needs for all steps.
   """
 
   fetched: np.ndarray
+  weights: np.ndarray
   work: np.ndarray
   sent: np.ndarray
   mxu: int
@@ -157,14 +169,19 @@ class GmmTiles:
         for size in k
       ]
     )
-    fresh = np.ones(visits.count, bool)
+    fetched = visits.rows[:, None] * lhs
+    ahead = np.zeros(fetched.shape, np.int64)
     if len(k) == 1:
+      fresh = np.ones(visits.count, bool)
       fresh[1:] = visits.group[1:] != visits.group[:-1]
-    fetched = visits.rows[:, None] * lhs + fresh[:, None] * weights
+      ahead = fresh[:, None] * weights
+    else:
+      fetched = fetched + weights
     sent = np.zeros(fetched.shape, np.int64)
     sent[:, -1] = self._sent_rows() * line_bytes(n, problem.out_dtype)
     return Tile(
       fetched=fetched.ravel(),
+      weights=ahead.ravel(),
       work=self.work.ravel(),
       sent=sent.ravel(),
       mxu=self.mxu,
@@ -213,6 +230,7 @@ class TgmmTiles:
     row = line_bytes(k, problem.lhs_dtype) + line_bytes(n, problem.rhs_dtype)
     return Tile(
       fetched=visits.rows * row,
+      weights=np.zeros(visits.count, np.int64),
       work=self.work,
       sent=visits.is_last * matrix_bytes(k, n, problem.out_dtype),
       mxu=self.mxu,

@@ -1,0 +1,93 @@
+"""A kernel with every static choice made, and what follows from them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from gmm.config import Problem
+from gmm.kernels.chip import ChipSpec
+from gmm.kernels.grid import LANES, Axis, round_up
+
+# Columns of one MXU product: its float32 result must not swamp the registers.
+PIECE_N = 512
+ZERO_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """A kernel with every static choice made.
+
+  Attributes:
+    problem: the call, after padding (rows to `block`, and k or n where a
+      partial tile could not be moved).
+    chip: what it is planned for.
+    tile_m: rows that a visit is meant for.
+    tile_k: columns of lhs in a step.
+    tile_n: columns of the result (gmm) or dout (tgmm) in a step.
+    block: rows that move together.
+    chunk: rows of one MXU product.
+    compute_dtype: what operands are widened to in VMEM.
+    pads: what padding added to m, k and n.
+  """
+
+  problem: Problem
+  chip: ChipSpec
+  tile_m: int
+  tile_k: int
+  tile_n: int
+  block: int
+  chunk: int
+  compute_dtype: np.dtype
+  pads: tuple[int, int, int] = (0, 0, 0)
+
+  @property
+  def window(self) -> int:
+    """Most rows of a visit: tile_m and one block.
+
+    A group that starts within a block spans up to one block more than it has
+    rows, and must not need a second visit for that.
+    """
+    return round_up(self.tile_m, self.chunk) + self.block
+
+  @property
+  def buffer_rows(self) -> int:
+    """Rows of a buffer: the window in whole chunks."""
+    if self.problem.kind == "gmm":
+      return self.window
+    return round_up(self.window, self.chunk)
+
+  @property
+  def k(self) -> Axis:
+    """The columns of lhs, as tiles."""
+    return Axis(self.problem.k, self.tile_k)
+
+  @property
+  def n(self) -> Axis:
+    """The columns of the result or of dout, as tiles."""
+    return Axis(self.problem.n, self.tile_n)
+
+  @property
+  def zero_rows(self) -> int:
+    """Rows of the buffer of zeros, which is as wide as the result."""
+    rows, width = self.problem.m, self.problem.n
+    unit = self.block
+    if self.problem.kind == "tgmm":
+      rows, unit = self.problem.k, sublanes(self.problem.out_dtype)
+    row_bytes = round_up(width, LANES) * self.problem.out_dtype.itemsize
+    return min(rows, max(ZERO_BYTES // row_bytes // unit, 1) * unit)
+
+
+def sublanes(dtype: np.dtype) -> int:
+  """Rows of one packed VMEM tile of `dtype`: 8, 16 or 32."""
+  return 8 * (4 // dtype.itemsize)
+
+
+def row_block(problem: Problem) -> int:
+  """Rows that move together: whole tiles in every operand that has rows."""
+  dtypes = [problem.lhs_dtype]
+  dtypes.append(
+    problem.out_dtype if problem.kind == "gmm" else problem.rhs_dtype
+  )
+  return max(sublanes(dtype) for dtype in dtypes)
