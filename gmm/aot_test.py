@@ -7,13 +7,17 @@ every combination of what is covered pairwise here.
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.experimental.layout import Format, Layout
+from jax.sharding import AbstractMesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from gmm import aot, ops
@@ -91,6 +95,103 @@ def test_an_arm_counts_what_is_known():
   assert chunk.transposing_pushes == 0
 
 
+class State(NamedTuple):
+  lhs: jax.Array
+  weight: jax.Array
+
+
+def test_trees_of_any_kind():
+  # As optimisers have them; an exported program cannot name such classes.
+  fn, (lhs, weight, sizes) = small()
+  (schedule,) = aot.schedule(
+    lambda state, sizes: State(fn(*state, sizes), state.lhs),
+    State(lhs, weight),
+    sizes,
+    chip="v6e",
+  )
+  assert schedule.kernel.startswith("gmm_v2-nn")
+  assert schedule.operands == "bf16"
+
+
+def test_a_kernel_within_a_fusion():
+  # XLA fuses each result of a loop with its place in the stack.
+  fn, (lhs, weight, sizes) = small()
+
+  def each(stack, weight, sizes):
+    return jax.lax.map(lambda lhs: fn(lhs, weight, sizes), stack)
+
+  stack = aot.spec((3, *lhs.shape), lhs.dtype)
+  (schedule,) = aot.schedule(each, stack, weight, sizes, chip="v6e")
+  assert schedule.kernel.startswith("gmm_v2-nn")
+
+
+def test_programs_with_64_bit_types():
+  fn, specs = small()
+  with jax.enable_x64(True):
+    (schedule,) = aot.schedule(
+      lambda *xs: (fn(*xs), jnp.arange(3)), *specs, chip="v6e"
+    )
+  assert schedule.kernel.startswith("gmm_v2-nn")
+
+
+KILLED = """
+import os, signal, threading, time
+from gmm import aot
+from gmm.aot import dumping
+with aot.scheduler() as compile_program:
+  fn, specs = aot.product("nn", m=512, g=4, k=256, n=128)
+  compile_program(fn, *specs)
+  os.kill(os.getpid(), signal.SIGTERM)
+  time.sleep(60)
+"""
+
+
+def test_nothing_is_left_when_it_is_killed(tmp_path):
+  environment = {
+    **os.environ,
+    "TMPDIR": str(tmp_path),
+    "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path),
+  }
+  done = subprocess.run(
+    [sys.executable, "-c", KILLED], env=environment, capture_output=True
+  )
+  assert done.returncode == -signal.SIGTERM, done.stderr.decode()[-500:]
+  for _ in range(100):
+    if not os.listdir(tmp_path):
+      break
+    time.sleep(0.1)
+  assert not os.listdir(tmp_path)
+
+
+def test_modules_of_the_callers_folder_are_not_taken(tmp_path, monkeypatch):
+  (tmp_path / "types.py").write_text("raise SystemExit('the wrong types')")
+  monkeypatch.chdir(tmp_path)
+  assert aot.schedule(*flat(small()), chip="v6e")
+
+
+def flat(product):
+  return (product.fn, *product.specs)
+
+
+def test_a_temporary_folder_with_a_space(tmp_path, monkeypatch):
+  spaced = tmp_path / "a b"
+  spaced.mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(spaced))
+  assert aot.schedule(*flat(small()), chip="v6e")
+  assert not os.listdir(spaced)
+  assert os.listdir(tmp_path) == ["a b"]
+
+
+def test_a_schedule_is_of_its_format():
+  shape = {"m": 512, "g": 4, "k": 256, "n": 128}
+  fn, specs = aot.product("nn", **shape, dtype="float32")
+  schedules = aot.schedule(fn, *specs, chip="v6e")
+  with pytest.raises(ValueError, match="`schedule` multiplies f32.*bf16"):
+    aot.roofline("nn", **shape, schedule=schedules[0])
+  with pytest.raises(TypeError, match="`schedule` is a tuple; want one"):
+    aot.roofline("nn", **shape, schedule=schedules)
+
+
 def test_no_kernel_no_schedule():
   with pytest.raises(ValueError, match="`fn` holds no gmm kernel"):
     aot.schedule(lambda x: x + 1, aot.spec((8,), jnp.float32), chip="v6e")
@@ -159,11 +260,44 @@ def test_entry_layouts_are_row_major_unless_told():
     assert order[-1] == lanes
 
 
+def test_a_layout_of_its_own_is_kept():
+  (device,) = aot.mesh("v6e", (1,), ("x",)).devices.flat
+  by_columns = Format(Layout((1, 0)), SingleDeviceSharding(device))
+  spec = jax.ShapeDtypeStruct((256, 512), jnp.float32, sharding=by_columns)
+  compiled = aot.compile_for(lambda x: x + 1, spec, chip="v6e")
+  (entry,) = aot.entry_layouts(compiled)
+  assert entry.minor_to_major == (0, 1)
+
+
+def test_a_number_stays_weak():
+  # Else a bfloat16 weight would become float32 beside a learning rate.
+  compiled = aot.compile_for(
+    lambda w, rate: w * rate, aot.spec((8, 128), jnp.bfloat16), 0.1, chip="v6e"
+  )
+  assert "->bf16[8,128]" in compiled.as_text().splitlines()[0]
+
+
+def test_a_swap_is_two_copies():
+  # By way of VMEM, each of them; with donation nothing else is left of it.
+  spec = aot.spec((1024, 1024), jnp.float32)
+  compiled = aot.compile_for(
+    lambda x, y: (y, x), spec, spec, chip="v6e", donate_argnums=(0, 1)
+  )
+  assert len(aot.weight_copies(compiled)) == 2
+
+
 def test_arrays_and_numbers_are_specs_too():
   compiled = aot.compile_for(
     lambda tree, s: tree["x"] * s, {"x": jnp.ones((8, 128))}, 2.0, chip="v6e"
   )
   assert "f32[8,128]" in compiled.as_text()
+
+
+def sharded(count):
+  mesh = AbstractMesh((count,), ("x",))
+  return jax.ShapeDtypeStruct(
+    (8,), jnp.float32, sharding=NamedSharding(mesh, P("x"))
+  )
 
 
 @pytest.mark.parametrize(
@@ -191,6 +325,22 @@ def test_arrays_and_numbers_are_specs_too():
       ValueError,
       lambda: aot.schedule(*small(), chip="h100"),
       "`chip`.*h100.*v6e",
+    ),
+    (TypeError, lambda: aot.mesh("v6e", 4, "x"), r"`shape` is 4.*\(4,\)"),
+    (
+      ValueError,
+      lambda: aot.compile_for(jnp.sin, 1.0, out_shardings=P("x")),
+      "`out_shardings`.*one device",
+    ),
+    (
+      ValueError,
+      lambda: aot.compile_for(jnp.add, sharded(2), sharded(4), chip="v6e"),
+      "several meshes.*2.*4",
+    ),
+    (
+      ValueError,
+      lambda: aot.compile_for(jnp.sin, sharded(4), chip="v6e", devices=2),
+      "`devices` is 2.*4",
     ),
     (ValueError, lambda: small("mm"), "`mode` is 'mm'.*nn"),
   ],

@@ -138,6 +138,7 @@ def test_no_weight_is_transposed(backend, x):
     config = ops.Config(
       backend=backend,
       use_gmm_v2_transposed_rhs_dlhs=options.pop("flag", None),
+      rhs_layout="gnk" if options.get("transpose_rhs") else "gkn",
     )
     gmm = functools.partial(ops.gmm, config=config, **options)
     jaxpr = jax.make_jaxpr(jax.grad(loss_of(gmm), (0, 1)))(lhs, rhs, sizes)

@@ -87,15 +87,15 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="window_of_a_straddling_group_lost",
     file="kernels/grid.py",
-    old="span = self.ceil(end) - self.floor(start)",
-    new="span = end - start",
+    old="span = self.ceil(end) - self.floor(start) - self.block",
+    new="span = end - start - self.block",
     cases=("out:straddle-one_more",),
   ),
   Mutation(
     name="window_starts_at_the_group",
     file="kernels/grid.py",
-    old="start = self.floor(visit.lo) + visit.tile * self.window",
-    new="start = self.ceil(visit.lo) + visit.tile * self.window",
+    old="visit.tile * visit.stride\n    start = pl.multiple_of",
+    new="visit.tile * visit.stride + self.block\n    start = pl.multiple_of",
     cases=_OUT,
   ),
   Mutation(
@@ -143,10 +143,24 @@ MUTATIONS: tuple[Mutation, ...] = (
   ),
   Mutation(
     name="weight_of_another_group",
-    file="kernels/gmm_memory.py",
-    old="self.rhs.at[now.id, major[0], minor[0]]",
-    new="self.rhs.at[now.group, major[0], minor[0]]",
+    file="kernels/gmm_kernel.py",
+    old="Weights(self.buf.table.ids[group], outer, 0,",
+    new="Weights(group, outer, 0,",
     cases=("out:C03-empty-first",),
+  ),
+  Mutation(
+    name="weight_ahead_into_the_buffer_in_use",
+    file="kernels/gmm_kernel.py",
+    old="outer, 0, 1 - step.rhs_slot)",
+    new="outer, 0, step.rhs_slot)",
+    cases=_OUT,
+  ),
+  Mutation(
+    name="window_without_its_slack",
+    file="kernels/grid.py",
+    old="<= visit.stride + self.block",
+    new="<= visit.stride",
+    cases=("out:straddle-one_more",),
   ),
   # ---- edges of groups
   Mutation(

@@ -17,11 +17,14 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax.numpy as jnp
 
 from gmm import aot
 from gmm.kernels import chip as chips
@@ -90,6 +93,7 @@ def _report(arguments: argparse.Namespace) -> int:
   for name in names:
     chips.resolve(name)
   title, shapes = _shapes(arguments)
+  _check_dtype(arguments.dtype)
   out = _writable(arguments.out)
   report = collect.header(title, names)
   requests = [
@@ -102,23 +106,28 @@ def _report(arguments: argparse.Namespace) -> int:
     )
     for name in names
     for shape in shapes
-    for mode in arguments.mode
+    for mode in dict.fromkeys(arguments.mode)
   ]
   report["products"] = _products(requests)
+  refused = []
   if not arguments.no_copies:
-    report["copies"] = _copies(shapes[0], names[0])
+    try:
+      report["copies"] = _copies(shapes[0], names[0], arguments.dtype)
+    except aot.CompileError as error:
+      _say(" refused")
+      refused.append(f"copies of {shapes[0].name} on {names[0]}: {error}")
   (out / "report.json").write_text(json.dumps(report, indent=1))
   (out / "report.html").write_text(page.render(report), encoding="utf-8")
   print(terminal.text_table(report))
   _say(f"wrote {out / 'report.json'} and {out / 'report.html'}")
-  failed = [p for p in report["products"] if p["error"]]
-  for product in failed:
-    print(
-      f"error: {product['chip']} {product['workload']} {product['mode']}: "
-      f"{product['error']}",
-      file=sys.stderr,
-    )
-  return 1 if failed else 0
+  refused += [
+    f"{p['chip']} {p['workload']} {p['mode']}: {p['error']}"
+    for p in report["products"]
+    if p["error"]
+  ]
+  for line in refused:
+    print(f"error: {line}", file=sys.stderr)
+  return 1 if refused else 0
 
 
 def _shapes(
@@ -140,6 +149,15 @@ def _shapes(
     if size < 1:
       raise ValueError(f"`{name}` is {size}; want 1 or more")
   return "own", (Workload(name="own", **own),)
+
+
+def _check_dtype(name: str) -> None:
+  try:
+    jnp.dtype(name)
+  except TypeError:
+    raise ValueError(
+      f"`dtype` is {name!r}, which is no dtype; bfloat16 is one"
+    ) from None
 
 
 def _group_sizes(arguments: argparse.Namespace, shape: Workload) -> Any:
@@ -165,11 +183,11 @@ def _products(requests: Sequence[collect.Request]) -> list[dict[str, Any]]:
   return found
 
 
-def _copies(shape: Workload, chip: str) -> dict[str, Any]:
+def _copies(shape: Workload, chip: str, dtype: str) -> dict[str, Any] | None:
   layers = workloads.LAYERS.get(shape.name.split("/")[0])
   _say(f"compiling a step of {shape.name} twice for its copies ...", end="")
   start = time.monotonic()
-  found = collect.copies(shape, chip, layers)
+  found = collect.copies(shape, chip, layers, dtype)
   _say(f" done in {time.monotonic() - start:.1f} s")
   return found
 
@@ -184,8 +202,8 @@ def _writable(path: str) -> pathlib.Path:
   out = _from_here(path)
   try:
     out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").touch()
-    (out / "report.html").touch()
+    with tempfile.TemporaryFile(dir=out):
+      pass
   except OSError as error:
     raise OSError(
       f"`out` {str(out)!r} cannot be written to: {error.strerror}"

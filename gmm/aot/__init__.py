@@ -14,7 +14,6 @@ from gmm.aot.bundles import FormatError as FormatError
 from gmm.aot.compiling import CompileError as CompileError
 from gmm.aot.compiling import Product as Product
 from gmm.aot.compiling import compile_for as compile_for
-from gmm.aot.compiling import mesh as mesh
 from gmm.aot.compiling import product as product
 from gmm.aot.compiling import spec as spec
 from gmm.aot.copies import Copy as Copy
@@ -26,5 +25,6 @@ from gmm.aot.hlo import EntryLayout as EntryLayout
 from gmm.aot.hlo import entry_layouts as entry_layouts
 from gmm.aot.model import Roofline as Roofline
 from gmm.aot.model import roofline as roofline
+from gmm.aot.placing import mesh as mesh
 from gmm.aot.scheduling import Arm as Arm
 from gmm.aot.scheduling import Schedule as Schedule

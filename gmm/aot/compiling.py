@@ -8,17 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental.layout import Format, Layout
-from jax.sharding import (
-  Mesh,
-  NamedSharding,
-  PartitionSpec,
-  SingleDeviceSharding,
-)
 
 from gmm import kernels
-from gmm.aot import topology
+from gmm.aot import placing
 
 MODES = ("nn", "nt", "tn", "tn_t")
 
@@ -32,26 +24,6 @@ class Product(NamedTuple):
 
   fn: Callable[..., jax.Array]
   specs: tuple[jax.ShapeDtypeStruct, ...]
-
-
-def mesh(
-  chip: str, shape: Sequence[int], axis_names: Sequence[str], **options: Any
-) -> Mesh:
-  """A mesh of TPUs that are not there, for shardings and for shard_map.
-
-  Args:
-    chip: "v6e" for one.
-    shape: devices along each axis.
-    axis_names: of the axes.
-    **options: of `jax.sharding.Mesh`.
-
-  Raises:
-    ValueError: an unknown chip, or more devices than 8.
-    ImportError: libtpu is not installed.
-  """
-  shape = tuple(shape)
-  found = topology.devices(chip, int(np.prod(shape)))
-  return Mesh(np.array(found).reshape(shape), tuple(axis_names), **options)
 
 
 def compile_for(
@@ -70,10 +42,12 @@ def compile_for(
   HLO (see `weight_copies`), `memory_analysis()` the bytes of temporaries.
 
   Args:
-    fn: any function that can be jitted.
+    fn: any function that can be jitted; not yet jitted, or what its jit donates
+      is lost. Meshes within it are the chip's (`aot.mesh`) or abstract. Static
+      arguments are `functools.partial`'s.
     *specs: its arguments: pytrees of arrays or `jax.ShapeDtypeStruct`. A
       `NamedSharding` on any mesh means the same mesh of the chip's devices;
-      everything else is on all of them.
+      everything else is on all of them. A spec's own `Format` is kept.
     chip: "v4", "v5e", "v5p", "v6e" or "tpu7x".
     devices: how many, where no spec has a mesh: 1 to 8.
     row_major: whether arguments and results lie row-major, as most training
@@ -87,10 +61,12 @@ def compile_for(
 
   Raises:
     CompileError: the compiler refuses the program.
-    ValueError: an unknown chip, or devices that there are not.
+    ValueError: an unknown chip, devices that there are not, or shardings that
+      contradict each other.
     ImportError: libtpu is not installed.
   """
-  place = _Place(chip, devices, specs, row_major)
+  shardings = (specs, out_shardings)
+  place = placing.Place(chip, devices, shardings, row_major)
   jitted = jax.jit(
     fn,
     out_shardings=place.results(fn, specs, out_shardings),
@@ -114,85 +90,6 @@ def reason(error: BaseException) -> str:
     causes = [line for line in told[1:] if "error" in line.lower()]
     return f"{told[0]} {(causes or told[1:])[0]}"
   return told[0]
-
-
-class _Place:
-  """Where a program's arrays are, and how they lie."""
-
-  def __init__(
-    self, chip: str, devices: int, specs: Any, row_major: bool
-  ) -> None:
-    self.chip, self.row_major = chip, row_major
-    meshes = [
-      leaf.sharding.mesh
-      for leaf in jax.tree.leaves(specs)
-      if isinstance(getattr(leaf, "sharding", None), NamedSharding)
-    ]
-    self.mesh = None
-    if meshes:
-      self.mesh = self.on_chip(meshes[0])
-    elif len(topology.devices(chip, devices)) > 1:
-      self.mesh = mesh(chip, (devices,), ("devices",))
-    self.device = topology.devices(chip)[0]
-
-  def on_chip(self, like: Any) -> Mesh:
-    """The same mesh, of the chip's devices."""
-    shape = dict(like.shape)
-    return mesh(
-      self.chip, shape.values(), shape.keys(), axis_types=like.axis_types
-    )
-
-  def sharding(self, given: Any) -> Any:
-    """`given` on the chip's devices."""
-    if isinstance(given, NamedSharding):
-      given = given.spec
-    if self.mesh is None:
-      return SingleDeviceSharding(self.device)
-    if not isinstance(given, PartitionSpec):
-      given = PartitionSpec()
-    return NamedSharding(self.mesh, given)
-
-  def argument(self, leaf: Any) -> jax.ShapeDtypeStruct:
-    """A spec with a place and a layout."""
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-      leaf = np.asarray(leaf)
-    where = self.format(len(leaf.shape), getattr(leaf, "sharding", None))
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
-
-  def format(self, rank: int, given: Any) -> Any:
-    """Sharding and layout of an array."""
-    sharding = self.sharding(given)
-    if not self.row_major:
-      return sharding
-    return Format(Layout(tuple(range(rank))), sharding)
-
-  def results(self, fn: Callable[..., Any], specs: Any, given: Any) -> Any:
-    """`out_shardings` for jit."""
-    if given is None and self.mesh is not None:
-      # Their shardings are the compiler's to find, and so their layouts.
-      return Format(Layout.AUTO, None) if self.row_major else None
-    if given is None and not self.row_major:
-      return None
-    shapes = jax.eval_shape(fn, *specs)
-    return _map_prefix(
-      lambda sharding, leaf: self.format(len(leaf.shape), sharding),
-      given,
-      shapes,
-    )
-
-
-def _map_prefix(fn: Callable[..., Any], prefix: Any, tree: Any) -> Any:
-  """Maps fn over `tree`, with the leaf of `prefix` that stands above each."""
-
-  def is_leaf(x: Any) -> bool:
-    return x is None or isinstance(x, PartitionSpec)
-
-  return jax.tree.map(
-    lambda above, below: jax.tree.map(functools.partial(fn, above), below),
-    prefix,
-    tree,
-    is_leaf=is_leaf,
-  )
 
 
 def spec(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:

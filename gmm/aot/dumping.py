@@ -11,10 +11,10 @@ import base64
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +31,8 @@ from gmm.aot.scheduling import Arm, Schedule
 
 # The dump's format was read from these; another is read with a warning.
 KNOWN_LIBTPU = ("0.0.52",)
+# Not -m, nor without -P: those look for modules in the current folder first.
+_MAIN = f"from {worker.__package__} import worker; worker.main()"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,9 +108,12 @@ def scheduler(*, timeout: float = 600.0) -> Iterator[Callable[..., Compiled]]:
     A function that takes what `schedule` takes and returns a `Compiled`; it
     raises what `schedule` raises.
   """
-  topology.check_compiler()
-  check_version(importlib.metadata.version("libtpu"))
-  with tempfile.TemporaryDirectory(prefix="gmm-aot-") as folder:
+  check_version(topology.compiler_version())
+  # The compiler's flags, which name the folder, are cut at spaces.
+  spaced = re.search(r"\s", tempfile.gettempdir())
+  with tempfile.TemporaryDirectory(
+    prefix="gmm-aot-", dir="/tmp" if spaced else None
+  ) as folder:
     other_end = _OtherEnd(folder, timeout)
     try:
       yield functools.partial(_compile, other_end.ask)
@@ -134,6 +139,7 @@ class _OtherEnd:
 
   def __init__(self, folder: str, timeout: float) -> None:
     self.folder, self.timeout = folder, timeout
+    self.lock = threading.Lock()  # a question and its answer are one
     self.log = open(os.path.join(folder, "log"), "w+b")
     self.process: subprocess.Popen | None = None
     self.answers: queue.Queue[bytes | None] = queue.Queue()
@@ -142,7 +148,7 @@ class _OtherEnd:
     self.log.truncate(0)
     self.answers = queue.Queue()
     self.process = subprocess.Popen(
-      [sys.executable, "-m", worker.__name__, self.folder],
+      [sys.executable, "-P", "-c", _MAIN, self.folder],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=self.log,
@@ -155,6 +161,10 @@ class _OtherEnd:
 
   def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
     """Sends a request and returns the answer to it."""
+    with self.lock:
+      return self._ask(request)
+
+  def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
     if self.process is None or self.process.poll() is not None:
       self.close_process()
       self._start()
@@ -218,6 +228,7 @@ def _environment(folder: str) -> dict[str, str]:
     # What is importable here is importable there.
     "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path),
     "JAX_PLATFORMS": "cpu",
+    "JAX_TRACEBACK_FILTERING": "off",
     "LIBTPU_INIT_ARGS": f"{given} {dump}".strip(),
   }
 
@@ -230,13 +241,19 @@ def _compile(
   row_major: bool = True,
 ) -> Compiled:
   topology.devices(chip)  # raises here what is wrong with `chip`
-  specs = jax.tree.map(_spec, specs)
-  exported = jax.export.export(jax.jit(fn), platforms=["tpu"])(*specs)
+  # Leaves only: not every pytree can be written to a pipe.
+  leaves, tree = jax.tree.flatten(jax.tree.map(_spec, specs))
+
+  def of_leaves(*leaves: Any) -> list[Any]:
+    return jax.tree.leaves(fn(*tree.unflatten(leaves)))
+
+  exported = jax.export.export(jax.jit(of_leaves), platforms=["tpu"])(*leaves)
   answer = ask(
     {
       "program": base64.b64encode(exported.serialize()).decode(),
       "chip": chip,
       "row_major": row_major,
+      "x64": jax.dtypes.canonicalize_dtype(np.int64) == np.int64,
     }
   )
   if "error" in answer:
@@ -249,6 +266,6 @@ def _compile(
 
 
 def _spec(leaf: Any) -> jax.ShapeDtypeStruct:
-  if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-    leaf = np.asarray(leaf)
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+  if not isinstance(leaf, jax.ShapeDtypeStruct):
+    leaf = jax.typeof(leaf)
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)

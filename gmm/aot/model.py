@@ -202,8 +202,8 @@ def _checked_shape(**sizes: Any) -> dict[str, int]:
       checked[name] = operator.index(value)
     except TypeError:
       raise TypeError(f"`{name}` is {value!r}; want a positive int") from None
-    if checked[name] < 1:
-      raise ValueError(f"`{name}` is {value}; want 1 or more")
+    if not 1 <= checked[name] < 2**31:
+      raise ValueError(f"`{name}` is {value}; want 1 to 2**31 - 1")
   return checked
 
 
@@ -238,6 +238,11 @@ def _problem(
 
 def _check_schedule(plan: Plan, schedule: Schedule) -> None:
   """The same code serves any rows and groups, so those need not agree."""
+  if not hasattr(schedule, "kernel"):
+    raise TypeError(
+      f"`schedule` is a {type(schedule).__name__}; want one Schedule of those "
+      "that aot.schedule returns"
+    )
   names = [launch.kernel_name(plan), schedule.kernel]
   wanted, got = (_NAME.match(name) for name in names)
   if got is None or wanted.groups() != got.groups():
@@ -247,6 +252,11 @@ def _check_schedule(plan: Plan, schedule: Schedule) -> None:
   if schedule.chip != plan.chip.name:
     raise ValueError(
       f"`schedule` is for {schedule.chip}; want one for {plan.chip.name}"
+    )
+  operands = rates_lib.mnemonic_format(plan.compute_dtype)
+  if schedule.operands != operands:
+    raise ValueError(
+      f"`schedule` multiplies {schedule.operands}; want one of {operands}"
     )
 
 

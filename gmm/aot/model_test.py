@@ -28,6 +28,7 @@ def _schedule(arms, mode="nn", step_bundles=0, **kwargs):
   return Schedule(
     kernel=launch.kernel_name(plan),
     chip=plan.chip.name,
+    operands=rates.mnemonic_format(plan.compute_dtype),
     bundles=10_000,
     arms=tuple(arms),
     step_bundles=step_bundles,
@@ -302,8 +303,8 @@ def test_a_transposed_result_is_the_exchanged_product():
   [
     ({"mode": "tt"}, ValueError, "`mode` is 'tt'; want one of nn"),
     ({"chip": "v9"}, ValueError, "`chip` is 'v9'; known chips"),
-    ({"m": 0}, ValueError, "`m` is 0; want 1 or more"),
-    ({"n": -2}, ValueError, "`n` is -2; want 1 or more"),
+    ({"m": 0}, ValueError, "`m` is 0; want 1 to"),
+    ({"n": -2}, ValueError, "`n` is -2; want 1 to"),
     ({"k": 1.5}, TypeError, "`k` is 1.5; want a positive int"),
     ({"g": True}, TypeError, "`g` is True; want a positive int"),
     ({"dtype": "bf17"}, TypeError, "`dtype` is 'bf17'"),

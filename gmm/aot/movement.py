@@ -75,6 +75,8 @@ def movements(
   """
   for shape, flow in _results(scope, instruction, min_bytes):
     moved = _movement(shape, flow) if flow else None
+    if flow and not moved:
+      moved = _round_trip(scope, instruction, shape, flow)
     if moved and moved.written.bytes >= min_bytes:
       yield moved
 
@@ -147,6 +149,26 @@ def _movement(shape: Shape, flow: _Flow) -> Movement | None:
     source=source,
     written=dataclasses.replace(flow.written or shape, memory_space=space),
     read_bytes=sum(read.padded_bytes for read in flow.reads.values()),
+  )
+
+
+def _round_trip(
+  scope: loops.Scope, instruction: hlo.Instruction, shape: Shape, flow: _Flow
+) -> Movement | None:
+  """A copy that ends where an unchanged array came from: a detour by VMEM."""
+  if not instruction.opcode.startswith("copy") or flow.moves != {"copy"}:
+    return None
+  _, first = loops.origin(scope, scope[instruction.operands[0]])
+  source = first.shape
+  if not isinstance(source, Shape) or source.memory_space != shape.memory_space:
+    return None
+  if (source.dtype, source.dims) != (shape.dtype, shape.dims):
+    return None
+  return Movement(
+    moves="copy",
+    source=source,
+    written=shape,
+    read_bytes=source.padded_bytes,
   )
 
 

@@ -71,6 +71,7 @@ class Schedule:
   Attributes:
     kernel: its name, which holds the problem and the tiles.
     chip: what it was compiled for.
+    operands: the format that its MXUs multiply, as mnemonics spell it: "bf16".
     bundles: all of its code.
     arms: of the hot loop, in program order.
     step_bundles: the longest way through the hot loop outside the arms.
@@ -80,6 +81,7 @@ class Schedule:
 
   kernel: str
   chip: str
+  operands: str
   bundles: int
   arms: tuple[Arm, ...]
   step_bundles: int
@@ -119,9 +121,11 @@ def read(
   ]
   vmem = bundles.vmem(listing)
   arms = tuple(_arm(code, block, shape, chip) for block in blocks)
+  formats = {_format(o) for o in code.ops_of(hot) if o.startswith("vmatmul")}
   return Schedule(
     kernel=kernel,
     chip=chip,
+    operands=" ".join(sorted(formats)),
     bundles=len(code.bundles),
     arms=arms,
     step_bundles=code.longest_way(hot, blocks),

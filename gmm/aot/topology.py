@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
 import importlib.util
 import os
 import threading
@@ -58,6 +59,15 @@ def check_compiler() -> None:
       "compiling for a TPU needs its compiler, which the package libtpu holds "
       "for Linux: pip install libtpu"
     )
+
+
+def compiler_version() -> str:
+  """The version of the TPU compiler, or "unknown" where no package says it."""
+  check_compiler()
+  for package in ("libtpu", "libtpu-nightly"):
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      return importlib.metadata.version(package)
+  return "unknown"
 
 
 def _checked(chip: str) -> str:

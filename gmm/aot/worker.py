@@ -11,16 +11,23 @@ import dataclasses
 import json
 import os
 import pathlib
+import queue
 import re
+import shutil
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
-from gmm.aot import bundles, compiling
+from gmm.aot import bundles, compiling, hlo
 from gmm.aot.scheduling import Schedule, read
+
+_KERNEL = re.compile(r"t?gmm_v2-")
+_METADATA = re.compile(r"kernel_metadata=\{(.*?)\}", re.DOTALL)
 
 ERRORS = {
   error.__name__: error
@@ -41,26 +48,26 @@ def _answer(request: Mapping[str, Any], dump: pathlib.Path) -> dict[str, Any]:
       exported.call, *specs, chip=chip, row_major=request["row_major"], **named
     )
     took = time.monotonic() - start
-    hlo = compiled.as_text()
+    text = compiled.as_text()
     memory = compiled.memory_analysis()
-    schedules = _schedules(dump, hlo, chip)
+    schedules = _schedules(dump, text, chip)
   except tuple(ERRORS.values()) as error:
     return {"error": type(error).__name__, "message": str(error)}
   return {
     "schedules": [dataclasses.asdict(s) for s in schedules],
-    "hlo": hlo,
+    "hlo": text,
     "temp_bytes": memory.temp_size_in_bytes,
     "code_bytes": memory.generated_code_size_in_bytes,
     "compile_seconds": took,
   }
 
 
-def _schedules(dump: pathlib.Path, hlo: str, chip: str) -> list[Schedule]:
+def _schedules(dump: pathlib.Path, text: str, chip: str) -> list[Schedule]:
   """Reads every gmm kernel of a program, in the order of its HLO."""
   found = []
-  for name, metadata in _kernels(hlo):
-    final = _latest(dump, f"-{name}-*-final_bundles.txt")
-    listing = _latest(dump, f"-{name}-*-post-delay-converter.txt")
+  for name, dumped, metadata in _kernels(text):
+    final = _latest(dump, f"-{dumped}-*-final_bundles.txt")
+    listing = _latest(dump, f"-{dumped}-*-post-delay-converter.txt")
     kernel = re.sub(r"\.\d+$", "", name)
     found.append(
       read(kernel, chip, (final.read_text(), listing.read_text()), metadata)
@@ -68,17 +75,25 @@ def _schedules(dump: pathlib.Path, hlo: str, chip: str) -> list[Schedule]:
   return found
 
 
-def _kernels(hlo: str) -> Iterator[tuple[str, dict[str, str]]]:
-  """Names and metadata of the gmm kernels' custom calls."""
-  calls = re.finditer(
-    r"%(t?gmm_v2-\S+) = [^\n]*? custom-call\([^\n]*tpu_custom_call"
-    r"(?:.*?kernel_metadata=\{(.*?)\})?",
-    hlo,
-    re.DOTALL,
-  )
-  for call in calls:
-    pairs = re.findall(r'"([^"]+)":"([^"]*)"', call[2] or "")
-    yield call[1], dict(pairs)
+def _kernels(text: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+  """Kernels in program order: names, names in the dump, and metadata."""
+  for module in hlo.parse(text):
+    fusions = {
+      i.attribute("calls"): i.name
+      for c in module.computations.values()
+      for i in c.instructions.values()
+      if i.opcode == "fusion"
+    }
+    for computation in module.computations.values():
+      for i in computation.instructions.values():
+        if i.opcode != "custom-call" or not _KERNEL.match(i.name):
+          continue
+        said = re.search(
+          r"kernel_metadata=\{(.*?)\}", i.attributes + i.notes, re.DOTALL
+        )
+        pairs = re.findall(r'"([^"]+)":"([^"]*)"', said[1] if said else "")
+        # A kernel that was fused is dumped under the fusion's name.
+        yield i.name, fusions.get(computation.name, i.name), dict(pairs)
 
 
 def _latest(dump: pathlib.Path, pattern: str) -> pathlib.Path:
@@ -101,17 +116,35 @@ def _empty(folder: pathlib.Path) -> None:
 
 def main() -> None:
   """Answers a request a line until there is no more."""
-  dump = pathlib.Path(sys.argv[1]) / "dump"
+  folder = pathlib.Path(sys.argv[1])
+  dump = folder / "dump"
   dump.mkdir(exist_ok=True)
   _empty(dump)
   # Whatever a library prints must not end up among the answers.
   answers = os.fdopen(os.dup(1), "wb")
   os.dup2(2, 1)
-  for line in sys.stdin.buffer:
-    answer = _answer(json.loads(line), dump)
+  requests: queue.Queue[bytes] = queue.Queue()
+  threading.Thread(target=_listen, args=(folder, requests), daemon=True).start()
+  while True:
+    request = json.loads(requests.get())
+    try:
+      with jax.enable_x64(request["x64"]):
+        answer = _answer(request, dump)
+    except BaseException:
+      traceback.print_exc()
+      sys.stderr.flush()
+      os._exit(1)  # not past a thread that reads
     _empty(dump)
     answers.write(json.dumps(answer).encode() + b"\n")
     answers.flush()
+
+
+def _listen(folder: pathlib.Path, requests: queue.Queue[bytes]) -> None:
+  """Passes requests on; where the other end is gone, cleans up and ends."""
+  for line in sys.stdin.buffer:
+    requests.put(line)
+  shutil.rmtree(folder, ignore_errors=True)
+  os._exit(0)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.metadata
 import math
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gmm import aot, ops
+from gmm.aot import topology
 from gmm.aot.model import plan_for
 from gmm.kernels import chip as chips
 from gmm.kernels import tiling
@@ -47,7 +48,7 @@ def header(title: str, names: Iterable[str]) -> dict[str, Any]:
     "version": 1,
     "title": title,
     "jax": jax.__version__,
-    "libtpu": importlib.metadata.version("libtpu"),
+    "libtpu": topology.compiler_version(),
     "chips": {name: _peaks(name) for name in names},
     "products": [],
     "copies": None,
@@ -230,7 +231,9 @@ def visited_rows(request: Request) -> dict[str, Any]:
 # ---- copies
 
 
-def copies(workload: Workload, chip: str, layers: int | None) -> dict[str, Any]:
+def copies(
+  workload: Workload, chip: str, layers: int | None, dtype: str = "bfloat16"
+) -> dict[str, Any] | None:
   """Copies of weights in a step, with the explicit transpose and in place.
 
   Args:
@@ -238,23 +241,35 @@ def copies(workload: Workload, chip: str, layers: int | None) -> dict[str, Any]:
       same size. Without layers, the one weight of that shape.
     chip: to compile for.
     layers: of the model, or None.
+    dtype: of activations and weights.
+
+  Returns:
+    What the page shows; None where integers have no gradient to transpose for.
+
+  Raises:
+    CompileError: a step does not fit the chip.
   """
+  if jnp.issubdtype(dtype, jnp.integer):
+    return None
   model = workload.name.split("/")[0]
   is_gemma = model == "gemma4-26b" and chip == "v6e"
   return {
     "chip": chip,
     "model": model,
     "layers": layers or 1,
-    "explicit": _copies_of_step(workload, chip, layers, in_place=False),
-    "in_place": _copies_of_step(workload, chip, layers, in_place=True),
+    "explicit": _copies_of_step(
+      (workload, layers, dtype), chip, in_place=False
+    ),
+    "in_place": _copies_of_step((workload, layers, dtype), chip, in_place=True),
     "measured_milliseconds": published.GEMMA_MILLISECONDS if is_gemma else None,
     "measured_source": published.MAXTEXT if is_gemma else None,
   }
 
 
 def _copies_of_step(
-  workload: Workload, chip: str, layers: int | None, *, in_place: bool
+  step: tuple[Workload, int | None, str], chip: str, *, in_place: bool
 ) -> dict[str, Any]:
+  workload, layers, dtype = step
   g, k, n = workload.g, workload.k, workload.n
   config = ops.Config(
     chip=chip,
@@ -263,17 +278,18 @@ def _copies_of_step(
   )
   weights = [(g, k, n)] if layers is None else [(g, k, n), (g, k, n), (g, n, k)]
   fn = functools.partial(_step, config=config)
-  bf16 = jnp.bfloat16
   compiled = aot.compile_for(
     fn,
-    aot.spec((_FEW_ROWS, k), bf16),
-    [aot.spec(shape, bf16) for shape in weights],
+    aot.spec((_FEW_ROWS, k), dtype),
+    [aot.spec(shape, dtype) for shape in weights],
     aot.spec((g,), jnp.int32),
     chip=chip,
   )
   found = [
     c
-    for c in aot.weight_copies(compiled, min_bytes=g * k * n * 2, chip=chip)
+    for c in aot.weight_copies(
+      compiled, min_bytes=g * k * n * jnp.dtype(dtype).itemsize, chip=chip
+    )
     if sorted(_dims(c.shape)) == sorted((g, k, n))
   ]
   times = layers or 1
@@ -329,7 +345,7 @@ def checked_group_sizes(path: str, m: int, g: int) -> np.ndarray:
   """
   try:
     sizes = np.load(path, allow_pickle=False)
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
     raise ValueError(
       f"`group_sizes` {path!r} cannot be read: {error}"
     ) from None
