@@ -69,9 +69,15 @@ def _case_of(row: covering.Row) -> AotCase:
   )
 
 
+# Large tiles compile slowly; these wait for the full table.
+_SLOW = ("gpt-oss-20b/wi",)
+
+
 def designed() -> tuple[AotCase, ...]:
   """Few cases in which every two levels meet."""
-  return tuple(_case_of(row) for row in covering.pairwise(FACTORS))
+  quick = tuple(shape for shape in SHAPES if shape not in _SLOW)
+  rows = covering.pairwise({**FACTORS, "shape": quick})
+  return tuple(_case_of(row) for row in rows)
 
 
 def full() -> tuple[AotCase, ...]:

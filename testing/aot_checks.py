@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from gmm import aot, checks
+from gmm import aot, checks, config
 from gmm.kernels import chip as chips
 from gmm.kernels import tiling
 from gmm.kernels.grid import cdiv
@@ -49,7 +49,12 @@ def plan_of(case: AotCase) -> tiling.Plan:
     operands = [aot.spec((m, k), lhs), aot.spec((m, n), rhs)]
     if case.mode == "tn_t":
       operands.reverse()
-    problem = checks.tgmm_problem(*operands, sizes, num_groups=g)
+    problem = checks.tgmm_problem(
+      *operands,
+      sizes,
+      num_groups=g,
+      preferred_element_type=config.default_result_dtype(lhs, rhs),
+    )
   return tiling.make_plan(problem, chips.resolve(case.chip))
 
 
