@@ -22,9 +22,6 @@ from gmm.timing import estimate, rates, visits
 
 # A last tile's rows are moved in whole packed sublane tiles of any dtype.
 TAIL_ROWS = 32
-# Rows that the MXU streams through one weight tile. Fewer leave it waiting for
-# the next weight tile to be pushed.
-ROW_CHUNK = 256
 # VMEM that the compiler takes for values of one chunk's product, besides those
 # that `_spill_bytes` counts; and the most it keeps of a widened weight.
 COMPILER_BYTES = 5 << 19
@@ -131,14 +128,20 @@ def _plan_for(
 
 
 def _chunk(problem: Problem, chip: ChipSpec, tile_m: int, block: int) -> int:
-  """Rows of one MXU product: near-equal parts of a tile."""
-  chunks = cdiv(tile_m, ROW_CHUNK)
+  """Rows of one MXU product: near-equal parts of a tile, none above the MXU's.
+
+  Fewer rows than the MXU has leave it waiting for its next weight tile, and
+  more are more than the end of a group needs, and more code.
+  """
+  most = chip.mxu_size
+  chunks = cdiv(tile_m, most)
   chunk = round_up(cdiv(tile_m, chunks), block)
-  if problem.transpose_rhs and chip.mxu_size >= ROW_CHUNK:
+  if problem.transpose_rhs and most > LANES:
     # With fewer rows than the MXU has, the compiler keeps these in it instead
     # of the weight, and transposes the result in the XLU. The MXU takes as
-    # long either way, and rows past the window come to nothing.
-    chunk = ROW_CHUNK
+    # long either way, and rows past the window come to nothing. (The last
+    # chunk, alone in a small tile, is a block longer.)
+    chunk = most - block if tile_m <= most - block else most
   return chunk
 
 

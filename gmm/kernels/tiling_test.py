@@ -80,7 +80,7 @@ def test_a_window_holds_a_tile_that_starts_within_a_block():
     assert plan.window >= plan.tile_m + plan.block
     assert plan.window % plan.block == 0
     assert (plan.window - plan.block) % plan.chunk == 0
-    assert plan.chunk <= tiling.ROW_CHUNK
+    assert plan.chunk <= plan.chip.mxu_size
 
 
 def test_a_tiling_that_does_not_fit_is_refused():
