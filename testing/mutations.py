@@ -78,13 +78,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     cases=("out:counts-too_many",),
   ),
   Mutation(
-    name="empty_groups_are_visited",
-    file="kernels/grid.py",
-    old="has_rows = end > row",
-    new="has_rows = end >= row",
-    cases=("out:C20-offset-N-3", "drhs:C03-empty-between"),
-  ),
-  Mutation(
     name="window_of_a_straddling_group_lost",
     file="kernels/grid.py",
     old="span = self.ceil(end) - self.floor(start) - self.block",
@@ -160,7 +153,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     file="kernels/grid.py",
     old="<= visit.stride + self.block",
     new="<= visit.stride",
-    cases=("out:straddle-one_more",),
+    cases=("out:straddle-two_chunks",),
   ),
   # ---- edges of groups
   Mutation(
@@ -233,13 +226,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     old="      self.clear_head(window, slot)\n",
     new="      pass\n",
     cases=_DRHS,
-  ),
-  Mutation(
-    name="drhs_mask_ignores_what_the_window_did_not_fill",
-    file="kernels/tgmm_kernel.py",
-    old="end = jnp.minimum(window.hi, window.start + window.rows)",
-    new="end = window.hi",
-    cases=("drhs:straddle-two_chunks",),
   ),
   Mutation(
     name="drhs_windows_not_added_up",

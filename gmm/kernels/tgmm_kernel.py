@@ -270,7 +270,8 @@ class _Body:
 
     1. Rows before the group lie in the first block: zeroed where they are.
     2. Rows after it, and those that the buffer held before, can only lie in
-       the last chunk: masked there. Both operands are, since 0 * NaN is NaN.
+       the last chunk of its last window: masked there (other windows are whole
+       chunks). Both operands are, since 0 * NaN is NaN.
     """
     window = self.rows.window_of(now)
 
@@ -332,10 +333,9 @@ class _Body:
     row, begin = at
     chunk = self.plan.chunk
     rows = grid.block_rows(chunk, window.start + row)
-    end = jnp.minimum(window.hi, window.start + window.rows)
 
     def keep(x: jax.Array) -> jax.Array:
-      return jnp.where(rows < end, x, jnp.zeros_like(x)) if masked else x
+      return jnp.where(rows < window.hi, x, jnp.zeros_like(x)) if masked else x
 
     lhs = keep(self.buf.lhs[slot, pl.ds(row, chunk), :])
     for n in launch.pieces(self.plan.tile_n, PIECE_N):
