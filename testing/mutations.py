@@ -216,7 +216,7 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="drhs_rows_after_the_group_not_masked",
     file="kernels/tgmm_kernel.py",
-    old="jnp.where(rows < end, x, jnp.zeros_like(x)) if masked else x",
+    old="jnp.where(rows < window.hi, x, jnp.zeros_like(x)) if masked else x",
     new="x",
     cases=_DRHS,
   ),
