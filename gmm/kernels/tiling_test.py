@@ -92,6 +92,7 @@ def test_a_tiling_that_does_not_fit_is_refused():
     dataclasses.replace(
       tiling.make_plan(problem, chip.resolve("v6e"), (2048, 2816, 704)),
       chip=spec,
+      chunk=spec.mxu_size,
     )
   )
   assert f"needs {need} bytes" in str(e.value)
