@@ -10,8 +10,8 @@ MODULE = """\
 HloModule jit_f, is_scheduled=true, entry_computation_layout={()->f32[]}
 
 FileNames
-1 "/home/me/train.py"
-2 "/home/me/model.py"
+1 "src/train.py"
+2 "src/model.py"
 
 FunctionNames
 1 "<module>"
@@ -77,7 +77,7 @@ def test_an_instruction_may_span_lines(module):
 @pytest.mark.parametrize(
   ("name", "source"),
   [
-    ("gmm_v2-nn-g_8.17", "/home/me/model.py:12"),
+    ("gmm_v2-nn-g_8.17", "src/model.py:12"),
     ("fusion.1", "/a/b.py:7"),
     ("w.5", None),
   ],
