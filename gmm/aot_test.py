@@ -83,16 +83,22 @@ def test_a_program_of_several_kernels(temporary):
 
 def test_an_arm_counts_what_is_known():
   # On v6e a vmatmul is 16 rows of bfloat16 by 256 by 256, 8 cycles of one of
-  # two MXUs; 1024 rows in chunks of 256, the last of them a block of 16 longer.
+  # two MXUs; 1024 rows in one product, and shorter ones for other groups.
   fn, specs = small(m=1024, g=1, k=512, n=512, tiling=(1024, 512, 512))
-  ((chunk, last),) = [s.arms for s in aot.schedule(fn, *specs, chip="v6e")]
-  assert (chunk.depth, last.depth) == (2, 1)
-  assert (chunk.rows, last.rows) == (256, 272)
-  assert (chunk.k_pieces, last.k_pieces) == (2, 2)
-  assert (chunk.vmatmuls, last.vmatmuls) == (16 * 2 * 2, 17 * 2 * 2)
-  assert chunk.mxu_cycles == 16 * 2 * 2 * 8 / 2
+  ((long, chunk, *ends),) = [
+    s.arms for s in aot.schedule(fn, *specs, chip="v6e")
+  ]
+  assert (long.depth, chunk.depth) == (2, 2)
+  assert [arm.depth for arm in ends] == [1, 1]
+  rows = [arm.rows for arm in (long, chunk, *ends)]
+  assert rows == [1024, 256, 144, 272]
+  for arm in (long, chunk, *ends):
+    assert arm.k_pieces == 2
+    assert arm.vmatmuls == arm.rows // 16 * 2 * 2
+    assert arm.mxu_cycles == arm.vmatmuls * 8 / 2
+    assert arm.transposing_pushes == 0
+  assert long.mxu_busy > chunk.mxu_busy
   assert chunk.matpushes > 0
-  assert chunk.transposing_pushes == 0
 
 
 class State(NamedTuple):

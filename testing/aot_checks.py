@@ -6,9 +6,15 @@ import jax.numpy as jnp
 
 from gmm import aot, checks, config
 from gmm.kernels import chip as chips
-from gmm.kernels import tiling
+from gmm.kernels import tiling, vmem
 from gmm.kernels.grid import cdiv
 from testing.aot_cases import AotCase
+
+# What an estimate of VMEM may be off by besides 10%: the smallest kernels take
+# no more than a few hundred kilobytes.
+SLACK_BYTES = 1 << 18
+# MXU cycles of a product that make it worth asking how busy they keep the MXU.
+BUSY_CYCLES = 4000
 
 # Products of int8 as bfloat16 are in pieces of their own length, a multiple of
 # the MXU's; no format here takes several passes.
@@ -68,22 +74,35 @@ def check(case: AotCase, found: aot.Compiled) -> None:
   plan = plan_of(case)
   working = [arm for arm in schedule.arms if arm.vmatmuls]
   _expect(bool(working), case, "no arm multiplies")
-  claimed = tiling.vmem_bytes(plan)
+  claimed, estimate = vmem.needed(plan), vmem.estimate(plan)
   _expect(
     schedule.vmem_bytes <= claimed,
     case,
     f"the compiler took {schedule.vmem_bytes} bytes of VMEM, the tiling "
     f"claims {claimed}",
   )
+  _expect(
+    abs(estimate - schedule.vmem_bytes) <= 0.1 * estimate + SLACK_BYTES,
+    case,
+    f"the compiler took {schedule.vmem_bytes} bytes of VMEM, the estimate is "
+    f"{estimate}",
+  )
   depth = plan.chip.mxu_size
   if case.mode in ("nn", "nt"):
     wanted = {cdiv(size, depth) for size in (plan.tile_k, plan.k.last)}
   else:
-    wanted = {cdiv(plan.chunk, depth)}
+    wanted = {cdiv(rows, depth) for rows in plan.products}
   pieces = {arm.k_pieces for arm in working}
   _expect(
     pieces <= wanted, case, f"pieces of the contraction: {pieces}, not {wanted}"
   )
+  if case.mode in ("nn", "nt") and (case.chip, case.dtypes) == ("v6e", "bf16"):
+    full = working[0]
+    _expect(
+      full.mxu_busy >= 0.95 or full.mxu_cycles < BUSY_CYCLES,
+      case,
+      f"the MXU is busy for {full.mxu_busy:.1%} of a full product",
+    )
   if case.mode == "nt":
     on_xlu = sum(arm.xlu_transposes for arm in schedule.arms)
     _expect(on_xlu == 0, case, f"{on_xlu} transposes on the XLU")

@@ -179,6 +179,24 @@ def _windows() -> Iterator[Case]:
   )
 
 
+def _long_windows() -> Iterator[Case]:
+  """Windows of several MXU products: whole chunks, runs of them, and ends."""
+  sizes = _sizes(
+    whole=(1280, 256, 128, 36),
+    off_block=(5, 1290, 264, 141),
+    short_ends=(392, 144, 1134, 30),
+    one_takes_all=(0, 0, 1700, 0),
+  )
+  for layout, more in (
+    ("N", {"k": 40, "n": 72, "dtypes": "bf16"}),
+    ("T", {"k": 72, "n": 136, "dtypes": "f32", "existing_out": True}),
+    ("N", {"k": 264, "n": 24, "dtypes": "bf16", "existing_out": True}),
+  ):
+    shared = {"m": 1700, "tiling": (1280, 128, 128), **more}
+    shared["transpose_rhs"] = layout == "T"
+    yield from _rows(f"long-{layout}-{more['k']}x{more['n']}", shared, sizes)
+
+
 def _counts() -> Iterator[Case]:
   """Sizes that do not add up to anything sensible."""
   yield from _rows(
@@ -254,6 +272,7 @@ def rows() -> Iterator[Case]:
     _offsets,
     _existing,
     _windows,
+    _long_windows,
     _counts,
     _lanes,
     _weights_in_place,

@@ -98,6 +98,28 @@ MUTATIONS: tuple[Mutation, ...] = (
     new="group = jnp.where(end_group, 0, visit.group + step(end_inner))",
     cases=("out:existing-all",),
   ),
+  # ---- products of a window
+  Mutation(
+    name="whole_chunks_rounded_down",
+    file="kernels/products.py",
+    old="lax.div(left + (chunk - 1), chunk)",
+    new="lax.div(left, chunk)",
+    cases=("out:long-N-40x72-short_ends",),
+  ),
+  Mutation(
+    name="end_that_is_just_long_enough_left_out",
+    file="kernels/products.py",
+    old="jnp.logical_and(left > least, left <= most)",
+    new="jnp.logical_and(left > least, left < most)",
+    cases=("out:long-N-40x72-short_ends",),
+  ),
+  Mutation(
+    name="chunks_after_a_run_start_over",
+    file="kernels/products.py",
+    old="  return start + count * rows\n",
+    new="  return start\n",
+    cases=("out:long-N-40x72-whole",),
+  ),
   # ---- tiles
   Mutation(
     name="last_tile_read_from_the_start",
@@ -137,15 +159,15 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="weight_of_another_group",
     file="kernels/gmm_kernel.py",
-    old="Weights(self.buf.table.ids[group], outer, 0,",
-    new="Weights(group, outer, 0,",
+    old="Weights(self.buf.table.ids[group], outer, 0, slot)",
+    new="Weights(group, outer, 0, slot)",
     cases=("out:C03-empty-first",),
   ),
   Mutation(
     name="weight_ahead_into_the_buffer_in_use",
     file="kernels/gmm_kernel.py",
-    old="outer, 0, 1 - step.rhs_slot)",
-    new="outer, 0, step.rhs_slot)",
+    old="outer, group, slot = step.ahead\n",
+    new="outer, group, slot = step.ahead\n    slot = step.rhs_slot\n",
     cases=_OUT,
   ),
   Mutation(
@@ -216,8 +238,8 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="drhs_rows_after_the_group_not_masked",
     file="kernels/tgmm_kernel.py",
-    old="jnp.where(rows < window.hi, x, jnp.zeros_like(x)) if masked else x",
-    new="x",
+    old="jnp.where(rows < window.hi, last, jnp.zeros_like(last))",
+    new="last",
     cases=_DRHS,
   ),
   Mutation(

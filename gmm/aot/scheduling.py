@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gmm.aot import bundles
 from gmm.kernels import chip as chips
@@ -28,7 +29,7 @@ class Arm:
 
   Attributes:
     bundles: VLIW bundles, a cycle each if nothing stalls.
-    depth: 1 runs once in a grid step; 2 once for each chunk of rows.
+    depth: 1 runs at most once in a grid step; more in loops of its own.
     vmatmuls: matrix instructions.
     mxu_cycles: the least the MXUs need for them.
     rows: rows that it multiplies: of the result in gmm, of both operands in
@@ -120,7 +121,10 @@ def read(
     )
   ]
   vmem = bundles.vmem(listing)
-  arms = tuple(_arm(code, block, shape, chip) for block in blocks)
+  rows = _product_rows(code, blocks, shape)
+  arms = tuple(
+    _arm(code, block, (shape, rows.get(block, 0)), chip) for block in blocks
+  )
   formats = {_format(o) for o in code.ops_of(hot) if o.startswith("vmatmul")}
   return Schedule(
     kernel=kernel,
@@ -148,8 +152,8 @@ class _Shape:
   is_tgmm: bool
   tile_k: int
   tile_n: int
-  block: int
-  chunk: int
+  products: tuple[int, ...]
+  parts: int
 
   @classmethod
   def of(cls, kernel: str, metadata: Mapping[str, str]) -> _Shape:
@@ -158,23 +162,40 @@ class _Shape:
         is_tgmm=kernel.startswith("tgmm"),
         tile_k=int(metadata["tiles.tile_k"]),
         tile_n=int(metadata["tiles.tile_n"]),
-        block=int(metadata["dims.size_lhs_sublane"]),
-        chunk=int(metadata["dims.row_chunk"]),
+        products=tuple(
+          int(rows) for rows in metadata["dims.product_rows"].split(",")
+        ),
+        parts=int(metadata["dims.product_parts"]),
       )
     except (KeyError, ValueError):
       raise bundles.FormatError(
         f"the metadata of {kernel} does not say its tiles: {dict(metadata)}"
       ) from None
 
-  def rows(self, depth: int) -> int:
-    """Rows of an arm: the last chunk of gmm is a block longer."""
-    longer = depth == 1 and not self.is_tgmm
-    return self.chunk + (self.block if longer else 0)
+
+def _product_rows(
+  code: bundles.Code, blocks: Sequence[bundles.Block], shape: _Shape
+) -> dict[bundles.Block, int]:
+  """Rows of the arms that multiply: products in the order of the code.
+
+  A last k tile of another size has code of its own: as many products again.
+  """
+  working = [block for block in blocks if code.holds_mxu_work(block)]
+  if len(working) % len(shape.products):
+    raise bundles.FormatError(
+      f"{len(working)} arms with vmatmuls in the dump of a kernel with "
+      f"{len(shape.products)} products: its format has changed"
+    )
+  return dict(zip(working, itertools.cycle(shape.products), strict=False))
 
 
 def _arm(
-  code: bundles.Code, block: bundles.Block, shape: _Shape, chip: str
+  code: bundles.Code,
+  block: bundles.Block,
+  product: tuple[_Shape, int],
+  chip: str,
 ) -> Arm:
+  shape, rows = product
   depth = code.depth(block)
   within = code.bundles[block.start : block.end]
   ops = list(code.ops_of(block))
@@ -183,7 +204,6 @@ def _arm(
   matmuls = collections.Counter(
     _format(op) for op in ops if op.startswith("vmatmul")
   )
-  rows = shape.rows(depth) if matmuls else 0
   return Arm(
     bundles=block.bundles,
     depth=depth,
@@ -207,11 +227,25 @@ def _k_pieces(
   """Passes over the contraction: vmatmuls by those that one piece takes."""
   if not rows:
     return 0
-  streamed = shape.tile_k if shape.is_tgmm else rows
-  columns = cdiv(shape.tile_n, chips.resolve(chip).mxu_size)
+  tile_k, tile_n = shape.tile_k, shape.tile_n
+  if shape.is_tgmm:
+    tile_k //= shape.parts
+  else:
+    tile_n //= shape.parts
+  size = chips.resolve(chip).mxu_size
   # All of a kernel's are of one format.
   each = min(rates.VMATMUL_ROWS[format.split(".")[0]] for format in matmuls)
-  return cdiv(sum(matmuls.values()), cdiv(streamed, each) * columns)
+  ways = [(tile_k if shape.is_tgmm else rows, tile_n)]
+  if shape.is_tgmm:
+    ways.append((tile_n, tile_k))  # either operand may be the stationary one
+  total = sum(matmuls.values())
+  pieces = [
+    total / (cdiv(streamed, each) * cdiv(columns, size))
+    for streamed, columns in ways
+  ]
+  # One that comes out even is the one; parts of registers may be left out.
+  best = min(pieces, key=lambda count: (abs(count - round(count)), count))
+  return max(round(best), 1)
 
 
 def _format(op: str) -> str:

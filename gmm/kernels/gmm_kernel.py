@@ -22,13 +22,18 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from gmm.kernels import grid, launch, zeros
-from gmm.kernels.gmm_memory import Memory, Pending, Step, Weights, scratch
+from gmm.kernels import grid, launch, products, zeros
+from gmm.kernels.gmm_memory import (
+  Ahead,
+  Memory,
+  Pending,
+  Step,
+  Weights,
+  scratch,
+)
 from gmm.kernels.grid import Totals, Window
 from gmm.kernels.plan import PIECE_N, Plan
-
-# Rows of a chunk: where they start in the window, and how many they are.
-Chunk = tuple[Any, int]
+from gmm.kernels.products import Rows
 
 
 def gmm(
@@ -117,13 +122,16 @@ class _Body:
         index=zero,
         now=self.rows.first_visit(buf.table, first),
         visit=zero,
-        weights=zero,
+        rhs_slot=zero,
         fresh=jnp.bool_(True),
+        ahead=Ahead(first, zero, zero),
         pending=Pending((zero, zero), (zero, zero)),
       )
       memory.fetch(start)
       if plan.k.count == 1:
-        memory.copy_rhs(memory.weights_of(start), "start")
+        for _ in range(plan.rhs_buffers - 1):
+          self.fetch_weights_ahead(last, start)
+          start = start._replace(ahead=self.next_ahead(totals, start))
       step = functools.partial(self.step, totals, (steps, last))
       end = lax.fori_loop(0, steps, lambda _, carry: step(carry), start)
       for slot in range(2):
@@ -152,28 +160,39 @@ class _Body:
       self.memory.fetch(after)
 
     if self.plan.k.count == 1:
-      self.fetch_weights_ahead(totals, end_outer, step)
+      self.fetch_weights_ahead(end_outer, step)
     self.memory.wait_operands(step)
     return after._replace(pending=self.compute(totals, step))
 
-  def fetch_weights_ahead(
-    self, totals: Totals, end_outer: Any, step: Step
-  ) -> None:
-    """Starts the copy of the next group's weight with this group's first step.
+  def fetch_weights_ahead(self, end_outer: Any, step: Step) -> None:
+    """Starts the copy of a later group's weight with this group's first step.
 
     Its buffer is free from then on, and a weight takes longer than one step.
     """
-    now = step.now
-    wraps = now.group == totals.groups - 1
-    outer = now.outer + wraps.astype(jnp.int32)
-    group = jnp.where(wraps, 0, now.group + 1)
+    outer, group, slot = step.ahead
 
     @pl.when(jnp.logical_and(step.fresh, outer < end_outer))
     def _() -> None:
       self.memory.copy_rhs(
-        Weights(self.buf.table.ids[group], outer, 0, 1 - step.rhs_slot),
-        "start",
+        Weights(self.buf.table.ids[group], outer, 0, slot), "start"
       )
+
+  def next_ahead(self, totals: Totals, step: Step) -> Ahead:
+    """The weight after the one that a step with a fresh weight fetches."""
+    ahead = step.ahead
+    moves = step.fresh.astype(jnp.int32)
+    group = ahead.group + moves
+    wraps = group == totals.groups
+    return Ahead(
+      ahead.outer + wraps.astype(jnp.int32),
+      jnp.where(wraps, 0, group),
+      self.next_slot(ahead.slot, step.fresh),
+    )
+
+  def next_slot(self, slot: jax.Array, moves: jax.Array) -> jax.Array:
+    """The buffer after `slot`, or the same where nothing moves."""
+    after = slot + moves.astype(jnp.int32)
+    return jnp.where(after == self.plan.rhs_buffers, 0, after)
 
   def following(self, totals: Totals, step: Step) -> Step:
     now = step.now
@@ -188,8 +207,9 @@ class _Body:
       index=step.index + 1,
       now=after,
       visit=step.visit + new_visit.astype(jnp.int32),
-      weights=step.weights + fresh.astype(jnp.int32),
+      rhs_slot=self.next_slot(step.rhs_slot, fresh),
       fresh=fresh,
+      ahead=self.next_ahead(totals, step),
     )
 
   def compute(self, totals: Totals, step: Step) -> Pending:
@@ -198,19 +218,19 @@ class _Body:
     window = self.rows.window_of(step.now)
     if k_axis.count == 1:
       self.begin_out(step)
-      self.each_chunk(window, functools.partial(self.whole_k, step))
+      self.each_product(window, functools.partial(self.whole_k, step))
       return self.end_visit(totals, step, window)
 
     k_axis.with_tile(
       inner,
-      lambda _, k: self.each_chunk(
+      lambda _, k: self.each_product(
         window, functools.partial(self.part_of_k, step, k.size)
       ),
     )
 
     def end() -> Pending:
       self.begin_out(step)
-      self.each_chunk(window, functools.partial(self.from_acc, step))
+      self.each_product(window, functools.partial(self.from_acc, step))
       return self.end_visit(totals, step, window)
 
     return lax.cond(inner == k_axis.count - 1, end, lambda: step.pending)
@@ -224,27 +244,16 @@ class _Body:
     if self.has_existing:
       self.memory.copy_existing(step, "wait")
 
-  def each_chunk(self, window: Window, fn: Callable[[Chunk], None]) -> None:
-    """Calls fn for chunks of rows that cover the window.
-
-    The last chunk is one block longer, so that a group of whole chunks that
-    starts within a block needs no chunk more.
-    """
-    chunk, block = self.plan.chunk, self.plan.block
-    full = lax.div(window.rows - (block + 1) + chunk, np.int32(chunk)) - 1
-    full = jnp.maximum(full, 0)
-    if self.plan.window > chunk + block:
-
-      @pl.loop(0, full)
-      def _(i: jax.Array) -> None:
-        fn((pl.multiple_of(i * chunk, block), chunk))
-
-    fn((pl.multiple_of(full * chunk, block), chunk + block))
+  def each_product(self, window: Window, fn: Callable[[Rows], None]) -> None:
+    """Calls fn for products that cover the window's rows."""
+    chunks = products.whole_chunks(self.plan, window.rows)
+    products.each_whole(self.plan, chunks, fn)
+    products.end(self.plan, window.rows, chunks, fn)
 
   # ---- arithmetic
 
-  def product(self, step: Step, at: Chunk, k: int, n: pl.Slice) -> jax.Array:
-    """A chunk's first k columns times one piece of the weight tile."""
+  def product(self, step: Step, at: Rows, k: int, n: pl.Slice) -> jax.Array:
+    """Some rows' first k columns times one piece of the weight tile."""
     lhs = self.buf.lhs[step.lhs_slot, pl.ds(*at), pl.ds(0, k)]
     if self.plan.problem.transpose_rhs:
       rhs = self.buf.rhs[step.rhs_slot, n, pl.ds(0, k)]
@@ -252,12 +261,14 @@ class _Body:
     rhs = self.buf.rhs[step.rhs_slot, pl.ds(0, k), n]
     return launch.dot(self.plan, lhs, rhs, (1, 0))
 
-  def whole_k(self, step: Step, at: Chunk) -> None:
-    for n in launch.pieces(self.plan.tile_n, PIECE_N):
+  def whole_k(self, step: Step, at: Rows) -> None:
+    def store(n: pl.Slice) -> None:
       self.store(step, at, n, self.product(step, at, self.plan.tile_k, n))
 
-  def part_of_k(self, step: Step, k: int, at: Chunk) -> None:
-    for n in launch.pieces(self.plan.tile_n, PIECE_N):
+    self.each_piece(store)
+
+  def part_of_k(self, step: Step, k: int, at: Rows) -> None:
+    def add(n: pl.Slice) -> None:
       value = self.product(step, at, k, n)
       # The first k tile must not read what scratch memory holds.
       before = jnp.where(
@@ -265,11 +276,22 @@ class _Body:
       )
       self.buf.acc[pl.ds(*at), n] = before + value
 
-  def from_acc(self, step: Step, at: Chunk) -> None:
+    self.each_piece(add)
+
+  def each_piece(self, fn: Callable[[pl.Slice], None]) -> None:
+    """Calls fn for pieces of the tile's columns."""
+
+    def part(start: Any, size: int) -> None:
+      for n in launch.pieces(size, PIECE_N, start):
+        fn(n)
+
+    launch.each_part(self.plan.tile_n, self.plan.parts, part)
+
+  def from_acc(self, step: Step, at: Rows) -> None:
     for n in launch.pieces(self.plan.tile_n, PIECE_N):
       self.store(step, at, n, self.buf.acc[pl.ds(*at), n])
 
-  def store(self, step: Step, at: Chunk, n: pl.Slice, value: jax.Array) -> None:
+  def store(self, step: Step, at: Rows, n: pl.Slice, value: jax.Array) -> None:
     """Rounds once, after what exists has been added."""
     slot, out = step.out_slot, self.buf.out
     if self.has_existing:

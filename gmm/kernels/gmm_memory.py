@@ -17,23 +17,24 @@ from jax.experimental.pallas import tpu as pltpu
 from gmm.kernels.grid import GroupTable, RowGrid, Visit, move, parity
 from gmm.kernels.plan import Plan
 
-LHS, RHS, OUT, EXISTING = range(4)
+LHS, OUT, EXISTING = range(3)
 
 
 class Buffers(NamedTuple):
-  """Scratch of one core; a leading 2 is a double buffer.
+  """Scratch of one core; a leading 2 is a double buffer, and w several.
 
   Attributes:
     table: the local groups.
     lhs: VMEM [2, rows, tile_k].
-    rhs: VMEM [2, tile_k, tile_n], or [2, tile_n, tile_k] in NT.
+    rhs: VMEM [w, tile_k, tile_n], or [w, tile_n, tile_k] in NT.
     out: VMEM [2, rows, tile_n].
     existing: VMEM [2, rows, tile_n], or None.
     acc: VMEM [rows, tile_n] in float32 or int32; None if k is one tile.
     carry: VMEM [block, tile_n]: the rows of a block shared by two visits that
       earlier visits have finished.
     zero: VMEM [zero_rows, n].
-    sems: DMA semaphores [4, 2]: lhs, rhs, out, existing.
+    sems: DMA semaphores [3, 2]: lhs, out, existing.
+    rhs_sem: DMA semaphores [w].
     zero_sem: DMA semaphore [1].
   """
 
@@ -46,6 +47,7 @@ class Buffers(NamedTuple):
   carry: Any
   zero: Any
   sems: Any
+  rhs_sem: Any
   zero_sem: Any
 
 
@@ -53,19 +55,21 @@ def scratch(plan: Plan) -> Buffers:
   """Returns the buffers' shapes, for `pallas_call`."""
   problem = plan.problem
   rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
-  out = problem.out_dtype
+  out, weights = problem.out_dtype, plan.rhs_buffers
   return Buffers(
     table=GroupTable.scratch(problem.g),
     lhs=pltpu.VMEM((2, rows, k), problem.lhs_dtype),
     rhs=pltpu.VMEM(
-      (2, n, k) if problem.transpose_rhs else (2, k, n), problem.rhs_dtype
+      (weights, n, k) if problem.transpose_rhs else (weights, k, n),
+      problem.rhs_dtype,
     ),
     out=pltpu.VMEM((2, rows, n), out),
     existing=pltpu.VMEM((2, rows, n), out) if problem.has_existing else None,
     acc=pltpu.VMEM((rows, n), problem.acc_dtype) if plan.k.count > 1 else None,
     carry=pltpu.VMEM((plan.block, n), out),
     zero=pltpu.VMEM((plan.zero_rows, problem.n), out),
-    sems=pltpu.SemaphoreType.DMA((4, 2)),
+    sems=pltpu.SemaphoreType.DMA((3, 2)),
+    rhs_sem=pltpu.SemaphoreType.DMA((weights,)),
     zero_sem=pltpu.SemaphoreType.DMA((1,)),
   )
 
@@ -77,6 +81,14 @@ class Pending(NamedTuple):
   outer: tuple[jax.Array, jax.Array]
 
 
+class Ahead(NamedTuple):
+  """The weight that is fetched next: of entry `group` of the table."""
+
+  outer: jax.Array
+  group: jax.Array
+  slot: jax.Array
+
+
 class Step(NamedTuple):
   """What the step loop carries.
 
@@ -84,16 +96,18 @@ class Step(NamedTuple):
     index: number of the step.
     now: where it works; its operands are on their way.
     visit: index of its visit, counted over all output tiles.
-    weights: index of its weight tile among those fetched.
-    fresh: whether that weight tile has yet to arrive.
+    rhs_slot: the part of the rhs buffer that it reads.
+    fresh: whether that has yet to arrive.
+    ahead: the weight that its first step fetches, where k is one tile.
     pending: the results that are on their way out.
   """
 
   index: jax.Array
   now: Visit
   visit: jax.Array
-  weights: jax.Array
+  rhs_slot: jax.Array
   fresh: jax.Array
+  ahead: Ahead
   pending: Pending
 
   @property
@@ -102,18 +116,13 @@ class Step(NamedTuple):
     return parity(self.index)
 
   @property
-  def rhs_slot(self) -> jax.Array:
-    """The half of the rhs buffer that it reads."""
-    return parity(self.weights)
-
-  @property
   def out_slot(self) -> jax.Array:
     """The half of the out buffer that its visit fills."""
     return parity(self.visit)
 
 
 class Weights(NamedTuple):
-  """One tile of a weight: of local group `id`, and the buffer half for it."""
+  """One tile of a weight: of local group `id`, and where it goes."""
 
   id: Any
   outer: Any
@@ -191,7 +200,7 @@ class Memory:
       move(
         self.rhs.at[weights.id, major[0], minor[0]],
         self.buf.rhs.at[weights.slot, major[1], minor[1]],
-        self.buf.sems.at[RHS, weights.slot],
+        self.buf.rhs_sem.at[weights.slot],
         act,
       )
 

@@ -192,7 +192,7 @@ class RowGrid:
   Attributes:
     m: rows of the operand, a multiple of `block`.
     block: rows that move together: one packed sublane tile.
-    chunk: rows of one MXU product, a multiple of `block`.
+    chunk: rows that windows are cut in, a multiple of `block`.
     tile: most rows of a visit but for one block, a multiple of `chunk`.
     g: local groups.
     g_total: entries of group_sizes.
@@ -212,7 +212,7 @@ class RowGrid:
     return cls(
       m=problem.m,
       block=plan.block,
-      chunk=plan.chunk,
+      chunk=plan.unit,
       tile=plan.window - plan.block,
       g=problem.g,
       g_total=problem.g_total,

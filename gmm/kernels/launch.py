@@ -113,7 +113,8 @@ def call(
       "tiles.tile_k": str(plan.tile_k),
       "tiles.tile_n": str(plan.tile_n),
       "dims.size_lhs_sublane": str(plan.block),
-      "dims.row_chunk": str(plan.chunk),
+      "dims.product_rows": ",".join(map(str, plan.products)),
+      "dims.product_parts": str(plan.parts),
     },
   )
   # Programs may have 64-bit types on; the scalar core has none.
@@ -173,11 +174,30 @@ def dot(
   return total
 
 
-def pieces(size: int, piece: int) -> list[pl.Slice]:
-  """Cuts [0, size) into slices of at most `piece`."""
+def pieces(size: int, piece: int, start: Any = 0) -> list[pl.Slice]:
+  """Cuts [start, start + size) into slices of at most `piece`."""
   return [
-    pl.ds(start, min(piece, size - start)) for start in range(0, size, piece)
+    pl.ds(_aligned(start, at), min(piece, size - at))
+    for at in range(0, size, piece)
   ]
+
+
+def _aligned(start: Any, at: int) -> Any:
+  return (
+    start + at if isinstance(start, int) else pl.multiple_of(start + at, LANES)
+  )
+
+
+def each_part(size: int, parts: int, fn: Callable[[Any, int], None]) -> None:
+  """Calls fn(start, size) for equal parts of [0, size), in a loop."""
+  if parts == 1:
+    fn(0, size)
+    return
+  part = size // parts
+
+  @pl.loop(0, parts)
+  def _(i: jax.Array) -> None:
+    fn(pl.multiple_of(i * part, LANES), part)
 
 
 def pad_axes(x: jax.Array, pads: dict[int, int]) -> jax.Array:

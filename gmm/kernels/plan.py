@@ -27,7 +27,11 @@ class Plan:
     tile_k: columns of lhs in a step.
     tile_n: columns of the result (gmm) or dout (tgmm) in a step.
     block: rows that move together.
-    chunk: rows of one MXU product.
+    chunk: rows that windows are cut in: about as many as the MXU is high.
+    run: most chunks that one MXU product takes.
+    parts: equal parts of a tile's columns (gmm: of the result, tgmm: of lhs)
+      that a product takes one after the other, by the same code.
+    rhs_buffers: weights, or tiles of them, that are there or on their way.
     compute_dtype: what operands are widened to in VMEM.
     pads: what padding added to m, k and n.
   """
@@ -39,6 +43,9 @@ class Plan:
   tile_n: int
   block: int
   chunk: int
+  run: int
+  parts: int
+  rhs_buffers: int
   compute_dtype: np.dtype
   pads: tuple[int, int, int] = (0, 0, 0)
 
@@ -49,7 +56,12 @@ class Plan:
     A group that starts within a block spans up to one block more than it has
     rows, and must not need a second visit for that.
     """
-    return round_up(self.tile_m, self.chunk) + self.block
+    return round_up(self.tile_m, self.unit) + self.block
+
+  @property
+  def unit(self) -> int:
+    """Rows that a group's windows are multiples of, but for its last."""
+    return self.chunk * (self.run if self.problem.kind == "tgmm" else 1)
 
   @property
   def buffer_rows(self) -> int:
@@ -57,6 +69,42 @@ class Plan:
     if self.problem.kind == "gmm":
       return self.window
     return round_up(self.window, self.chunk)
+
+  @property
+  def whole(self) -> tuple[int, ...]:
+    """Rows of the products of whole chunks, longest first.
+
+    The results of a product leave the MXU a few hundred cycles after its last
+    rows went in, and nothing follows them there before: the longer the better,
+    but for the code, and for what is left at a window's end.
+    """
+    if self.problem.kind == "tgmm":
+      return (self.unit,)
+    if self.run > 1:
+      return self.run * self.chunk, self.chunk
+    if self.window <= self.chunk + self.block:
+      return ()  # one product ends each window, whole or not
+    return (self.chunk,)
+
+  @property
+  def ends(self) -> tuple[int, ...]:
+    """Rows of the products that end a window, shortest first.
+
+    In gmm they take a block more, so that a group of whole chunks that starts
+    within a block needs no product more.
+    """
+    if self.problem.kind == "tgmm":
+      return tuple(self.chunk * i for i in range(1, self.run + 1))
+    ends = [self.chunk + self.block]
+    # In NT fewer rows than the MXU's are not the ones that it streams.
+    if self.chunk > LANES and not self.problem.transpose_rhs:
+      ends.insert(0, LANES + self.block)
+    return tuple(ends)
+
+  @property
+  def products(self) -> tuple[int, ...]:
+    """Rows of every MXU product, in the order of the kernel's code."""
+    return self.whole + self.ends
 
   @property
   def k(self) -> Axis:

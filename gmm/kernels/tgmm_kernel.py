@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from gmm.kernels import grid, launch, zeros
+from gmm.kernels import grid, launch, products, zeros
 from gmm.kernels.grid import (
   GroupTable,
   Totals,
@@ -32,6 +32,7 @@ from gmm.kernels.grid import (
   parity,
 )
 from gmm.kernels.plan import PIECE_N, Plan
+from gmm.kernels.products import Rows
 
 LHS, DOUT, OUT = range(3)
 
@@ -266,12 +267,12 @@ class _Body:
   def compute(
     self, now: Visit, slot: jax.Array, ends: jax.Array, out_slot: jax.Array
   ) -> None:
-    """Adds the window's rows; the last chunk may complete the group.
+    """Adds the window's rows; the group's last ones complete its result.
 
     1. Rows before the group lie in the first block: zeroed where they are.
     2. Rows after it, and those that the buffer held before, can only lie in
-       the last chunk of its last window: masked there (other windows are whole
-       chunks). Both operands are, since 0 * NaN is NaN.
+       the product that ends its last window: masked there (other windows are
+       whole units). Both operands are, since 0 * NaN is NaN.
     """
     window = self.rows.window_of(now)
 
@@ -279,29 +280,15 @@ class _Body:
     def _() -> None:
       self.clear_head(window, slot)
 
-    chunk = self.plan.chunk
-    full = lax.div(window.rows - 1, np.int32(chunk))
-    begins = now.tile == 0
-
-    if self.plan.window > chunk:
-
-      @pl.loop(0, full)
-      def _(i: jax.Array) -> None:
-        row = pl.multiple_of(i * chunk, self.plan.block)
-        begin = jnp.logical_and(begins, i == 0)
-        self.add(slot, (row, begin), window, masked=False, target=None)
-
-    row = pl.multiple_of(full * chunk, self.plan.block)
-    begin = jnp.logical_and(begins, full == 0)
-    last = functools.partial(self.add, slot, (row, begin), window, masked=True)
+    before = window.rows - ends.astype(jnp.int32)  # the last one has a row
+    chunks = lax.div(before, np.int32(self.plan.unit)) * self.plan.run
+    add = functools.partial(self.add, (slot, now.tile == 0), window)
+    products.each_whole(self.plan, chunks, add)
 
     @pl.when(ends)
     def _() -> None:
-      last(target=out_slot)
-
-    @pl.when(jnp.logical_not(ends))
-    def _() -> None:
-      last(target=None)
+      last = functools.partial(add, target=out_slot)
+      products.end(self.plan, window.rows, chunks, last)
 
   def clear_head(self, window: Window, slot: jax.Array) -> None:
     rows = grid.block_rows(self.plan.block, window.start)
@@ -313,38 +300,45 @@ class _Body:
 
   def add(
     self,
-    slot: jax.Array,
-    at: tuple[Any, jax.Array],
+    operands: tuple[jax.Array, jax.Array],
     window: Window,
-    *,
-    masked: bool,
-    target: jax.Array | None,
+    at: Rows,
+    target: jax.Array | None = None,
   ) -> None:
-    """Adds one chunk's product to acc, or to acc and on to out[target].
+    """Adds a product to acc, or to acc and on to out[target].
 
     Args:
-      slot: the operands' buffer.
-      at: row of the window that the chunk starts at; whether it begins the
-        group.
+      operands: their buffer; whether it holds the group's first row.
       window: the visit's rows.
-      masked: whether rows outside the group may be in it.
-      target: an out buffer, or None for acc.
+      at: the product's rows.
+      target: an out buffer, for the group's last rows; None for acc.
     """
-    row, begin = at
+    (slot, begins), (row, count) = operands, at
     chunk = self.plan.chunk
-    rows = grid.block_rows(chunk, window.start + row)
+    rows = grid.block_rows(chunk, window.start + row + (count - chunk))
 
     def keep(x: jax.Array) -> jax.Array:
-      return jnp.where(rows < window.hi, x, jnp.zeros_like(x)) if masked else x
-
-    lhs = keep(self.buf.lhs[slot, pl.ds(row, chunk), :])
-    for n in launch.pieces(self.plan.tile_n, PIECE_N):
-      dout = keep(self.buf.dout[slot, pl.ds(row, chunk), n])
-      value = launch.dot(self.plan, lhs, dout, (0, 0))
-      # The first chunk must not read what scratch memory holds.
-      before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[:, n])
       if target is None:
-        self.buf.acc[:, n] = before + value
-      else:
-        total = (before + value).astype(self.buf.out.dtype)
-        self.buf.out[target, :, n] = total
+        return x
+      # All but the last chunk lie within the group.
+      inner, last = x[: count - chunk], x[count - chunk :]
+      last = jnp.where(rows < window.hi, last, jnp.zeros_like(last))
+      return jnp.concatenate([inner, last]) if len(inner) else last
+
+    begin = jnp.logical_and(begins, row == 0)
+
+    def part(start: Any, size: int) -> None:
+      k = pl.ds(start, size)
+      lhs = keep(self.buf.lhs[slot, pl.ds(row, count), k])
+      for n in launch.pieces(self.plan.tile_n, PIECE_N):
+        dout = keep(self.buf.dout[slot, pl.ds(row, count), n])
+        value = launch.dot(self.plan, lhs, dout, (0, 0))
+        # The first chunk must not read what scratch memory holds.
+        before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[k, n])
+        if target is None:
+          self.buf.acc[k, n] = before + value
+        else:
+          total = (before + value).astype(self.buf.out.dtype)
+          self.buf.out[target, k, n] = total
+
+    launch.each_part(self.plan.tile_k, self.plan.parts, part)

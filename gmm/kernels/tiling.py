@@ -12,27 +12,43 @@ from collections.abc import Callable, Iterator
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from gmm.config import Problem
+from gmm.kernels import vmem
 from gmm.kernels.chip import ChipSpec
 from gmm.kernels.grid import LANES, cdiv, round_up
-from gmm.kernels.plan import PIECE_N, Plan, row_block, sublanes
-from gmm.timing import estimate, rates, visits
+from gmm.kernels.plan import Plan, row_block
+from gmm.timing import estimate, rates, steps, visits
 
 # A last tile's rows are moved in whole packed sublane tiles of any dtype.
 TAIL_ROWS = 32
-# VMEM that the compiler takes for values of one chunk's product, besides those
-# that `_spill_bytes` counts; and the most it keeps of a widened weight.
-COMPILER_BYTES = 5 << 19
-WIDENED_BYTES = 3 << 20
+# Cycles of the MXU that a product should take, by kernel and chip, and the most
+# chunks that it may have for this: code grows with them. Results leave the MXU
+# a few hundred cycles after the last rows went in, and nothing else goes in
+# before; on the other chips the MXU's own cycles hide that.
+ENOUGH_CYCLES = {
+  ("gmm", "v6e"): 4000,
+  ("tgmm", "v6e"): 6200,
+  ("tgmm", "tpu7x"): 6200,
+}
+MOST_CHUNKS = 4
+MOST_BUNDLES = 32_000
+# Cycles of the MXU above which a product is worked off in parts: the compiler
+# takes long for more code without a jump, and spills more; the more so where
+# the rows that stay in registers are long.
+MOST_CYCLES = 9000
+MOST_CYCLES_OF_LONG_ROWS = 4000
+LONG_ROW = 4096
+# Tilings for which other numbers of chunks are tried.
+RUNS_TRIED = 3
+# Most weights that are there or on their way: while a large group is worked on,
+# the weights of the small ones after it arrive, which would wait for theirs.
+MOST_WEIGHTS = 4
 # The rough price of a grid step.
 STEP_SECONDS = 0.35e-6
-# How many candidates the model plays, with how many groups; and the bundles of
-# a chunk and of a step that compiled kernels show beyond the MXU's cycles.
-MODELLED = 16
-MODELLED_GROUPS = 16
-BEYOND_MXU = (200, 240)
+# How many candidates the model plays, with how many groups.
+MODELLED = 8
+MODELLED_GROUPS = 24
 
 
 def chip_compute_dtype(problem: Problem, chip: ChipSpec) -> np.dtype:
@@ -56,21 +72,21 @@ def make_plan(
   """
   if tiling is not None:
     plan = _plan_for(problem, chip, tiling)
-    need = vmem_bytes(plan)
+    need = vmem.needed(plan)
     if need > chip.vmem_budget:
       raise ValueError(
         f"`tiling` = {tuple(tiling)} needs {need} bytes of VMEM, and "
         f"{chip.name} has {chip.vmem_budget} for it; choose smaller tiles, or "
         "None"
       )
-    return plan
+    return _with_more_weights(plan)
   return _choose(problem, chip)
 
 
 @functools.lru_cache(maxsize=1024)
 def _choose(problem: Problem, chip: ChipSpec) -> Plan:
   plans = [_plan_for(problem, chip, t) for t in candidates(problem, chip)]
-  fitting = [p for p in plans if vmem_bytes(p) <= chip.vmem_budget]
+  fitting = [p for p in plans if vmem.needed(p) <= chip.vmem_budget]
   if not fitting:
     raise ValueError(
       f"`lhs` and `rhs` with m={problem.m}, k={problem.k}, n={problem.n} in "
@@ -80,27 +96,79 @@ def _choose(problem: Problem, chip: ChipSpec) -> Plan:
 
   # A rough price for all, and the model of docs/model.md for the best of them.
   fitting.sort(key=_with_vmem(cost_seconds))
-  return min(fitting[:MODELLED], key=_with_vmem(_modelled_seconds))
+  likely = sorted(fitting[:MODELLED], key=_with_vmem(_modelled_seconds))
+  if (problem.kind, chip.name) in ENOUGH_CYCLES:
+    likely = [p for plan in likely[:RUNS_TRIED] for p in _with_any_run(plan)]
+  price = _with_vmem(_modelled_seconds)
+  best = min(likely, key=lambda plan: price(plan) * (1 + 0.002 * plan.run))
+  return _with_more_weights(best)
+
+
+def _with_any_run(plan: Plan) -> list[Plan]:
+  """The plan, and the same with more chunks in a product."""
+  runs = range(plan.run + 1, min(MOST_CHUNKS, plan.tile_m // plan.chunk) + 1)
+  plans = [_with_run(plan, run) for run in runs]
+  return [plan] + [
+    p
+    for p in plans
+    if _code_bundles(p) <= MOST_BUNDLES
+    and vmem.needed(p) <= plan.chip.vmem_budget
+  ]
+
+
+def _code_bundles(plan: Plan) -> float:
+  """Bundles of all products, by the MXU's cycles that they take."""
+  cycles = sum(steps.mxu_cycles(plan, r, plan.tile_k) for r in plan.products)
+  return cycles / plan.parts
+
+
+def _with_run(plan: Plan, run: int) -> Plan:
+  """The plan with so many chunks in a product, in as many parts as it needs."""
+  plan = dataclasses.replace(plan, run=run)
+  size, unit = plan.tile_n, plan.chip.mxu_size
+  if plan.problem.kind == "tgmm":
+    size, unit = plan.tile_k, LANES
+  cycles = steps.mxu_cycles(plan, run * plan.chunk, plan.tile_k)
+  is_long = plan.problem.kind == "gmm" and plan.tile_k > LONG_ROW
+  least = cdiv(cycles, MOST_CYCLES_OF_LONG_ROWS if is_long else MOST_CYCLES)
+  parts = (p for p in range(least, 2 * least + 2) if size % (p * unit) == 0)
+  return dataclasses.replace(plan, parts=next(parts, 1))
+
+
+def _with_more_weights(plan: Plan) -> Plan:
+  """Takes what VMEM is left for weights that are fetched further ahead."""
+  if plan.problem.kind == "tgmm" or plan.k.count > 1:
+    return plan
+  most = min(MOST_WEIGHTS, plan.problem.g + 1)
+  for count in range(most, plan.rhs_buffers, -1):
+    more = dataclasses.replace(plan, rhs_buffers=count)
+    if vmem.needed(more) <= plan.chip.vmem_budget:
+      return more
+  return plan
 
 
 def _with_vmem(price: Callable[[Plan], float]) -> Callable[[Plan], float]:
   """Adds a little for VMEM, so that of equals the smaller one is taken."""
   return lambda plan: (
-    price(plan) * (1 + 0.02 * vmem_bytes(plan) / plan.chip.vmem_budget)
+    price(plan) * (1 + 0.005 * vmem.needed(plan) / plan.chip.vmem_budget)
   )
 
 
 def _modelled_seconds(plan: Plan) -> float:
   """Time of a few groups, of equal and of unequal sizes."""
+  plan = _with_more_weights(plan)
   problem = plan.problem
   g = min(problem.g, MODELLED_GROUPS)
   m = round_up(max(problem.m * g // problem.g, 1), plan.block)
   few = dataclasses.replace(problem, m=m, g=g, g_total=g)
   plan = dataclasses.replace(plan, problem=few, pads=(0, *plan.pads[1:]))
+  like = rates.code_like(problem.kind, plan.chip.name)
   total = 0.0
-  for name in ("equal", "skew"):
+  for name in ("equal", "skew", "zipf"):
     found = visits.visits(plan, visits.size_patterns(name, m, g))
-    total += estimate.estimate(plan, found, beyond=BEYOND_MXU).seconds
+    total += estimate.estimate(plan, found, like=like).seconds
+    # All the groups wait for the first weight only once.
+    total -= _first_seconds(plan) * (1 - g / problem.g)
   return total
 
 
@@ -114,7 +182,7 @@ def _plan_for(
   tile_n = _tile(problem.n, tiling[2])
   k = _padded(problem.k, tile_k)
   n = _padded(problem.n, tile_n)
-  return Plan(
+  plan = Plan(
     problem=dataclasses.replace(problem, m=m, k=k, n=n),
     chip=chip,
     tile_m=tile_m,
@@ -122,9 +190,13 @@ def _plan_for(
     tile_n=tile_n,
     block=block,
     chunk=_chunk(problem, chip, tile_m, block),
+    run=1,
+    parts=1,
+    rhs_buffers=2,
     compute_dtype=chip_compute_dtype(problem, chip),
     pads=(m - problem.m, k - problem.k, n - problem.n),
   )
+  return _with_run(plan, _run(plan))
 
 
 def _chunk(problem: Problem, chip: ChipSpec, tile_m: int, block: int) -> int:
@@ -143,6 +215,16 @@ def _chunk(problem: Problem, chip: ChipSpec, tile_m: int, block: int) -> int:
     # chunk, alone in a small tile, is a block longer.)
     chunk = most - block if tile_m <= most - block else most
   return chunk
+
+
+def _run(plan: Plan) -> int:
+  """How many chunks one product takes: enough to keep the MXU busy."""
+  enough = ENOUGH_CYCLES.get((plan.problem.kind, plan.chip.name), 0)
+  wanted = cdiv(enough, steps.mxu_cycles(plan, plan.chunk, plan.tile_k))
+  run = max(1, min(wanted, MOST_CHUNKS, plan.tile_m // plan.chunk))
+  while run > 1 and _code_bundles(_with_run(plan, run)) > MOST_BUNDLES:
+    run -= 1
+  return run
 
 
 def _tile(size: int, tile: int) -> int:
@@ -186,68 +268,6 @@ def _splits(size: int, chip: ChipSpec) -> list[int]:
   return sorted((t for t in tiles if t == size or t >= unit), reverse=True)
 
 
-def vmem_bytes(plan: Plan) -> int:
-  """VMEM of the plan's buffers, in bytes, plus what the compiler takes."""
-  problem = plan.problem
-  rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
-  lhs = 2 * _padded_bytes(rows, k, problem.lhs_dtype)
-  zeros = _padded_bytes(plan.zero_rows, problem.n, problem.out_dtype)
-  spills = COMPILER_BYTES + _spill_bytes(plan)
-  if problem.kind == "tgmm":
-    dout = 2 * _padded_bytes(rows, n, problem.rhs_dtype)
-    out = 2 * _padded_bytes(k, n, problem.out_dtype)
-    acc = _padded_bytes(k, n, problem.acc_dtype)
-    tail = problem.k % plan.zero_rows
-    zeros += _padded_bytes(tail, problem.n, problem.out_dtype)
-    return lhs + dout + out + acc + zeros + spills
-  rhs_shape = (n, k) if problem.transpose_rhs else (k, n)
-  rhs = 2 * _padded_bytes(*rhs_shape, problem.rhs_dtype)
-  out = _padded_bytes(rows, n, problem.out_dtype)
-  out *= 4 if problem.has_existing else 2
-  acc = _padded_bytes(rows, n, problem.acc_dtype) if plan.k.count > 1 else 0
-  carry = _padded_bytes(plan.block, n, problem.out_dtype)
-  return lhs + rhs + out + acc + carry + zeros + spills
-
-
-def _padded_bytes(rows: int, columns: int, dtype: np.dtype) -> int:
-  """Bytes of a matrix in VMEM."""
-  padded = round_up(rows, sublanes(dtype)) * round_up(columns, LANES)
-  return padded * dtype.itemsize
-
-
-def _spill_bytes(plan: Plan) -> int:
-  """An upper bound of the values that one chunk's product keeps in VMEM.
-
-  Found in the compiler's listings: the result of a piece, the chunk of lhs as
-  the MXU takes it, and what operands become that have to be widened.
-  """
-  problem, n = plan.problem, min(plan.tile_n, PIECE_N)
-  if problem.kind == "tgmm":
-    rows, lhs, rhs = plan.tile_k, plan.chunk * plan.tile_k, plan.chunk * n
-  else:
-    rows = plan.chunk + plan.block
-    lhs, rhs = rows * plan.tile_k, plan.tile_k * n
-  result = rows * round_up(n, LANES) * 4
-  wide = plan.compute_dtype.itemsize
-  if _takes_passes(problem):
-    return result + (lhs + rhs) * 3 * wide  # the parts that are multiplied
-  if problem.rhs_dtype != plan.compute_dtype and _widens_slowly(plan):
-    return result + (lhs + rhs) * 8
-  if problem.rhs_dtype != plan.compute_dtype:
-    return result + lhs * wide + min(rhs * wide, WIDENED_BYTES)
-  return result + lhs * wide
-
-
-def _takes_passes(problem: Problem) -> bool:
-  """Whether float32 is multiplied in several passes of bfloat16 parts."""
-  return problem.precision in (lax.Precision.HIGH, lax.Precision.HIGHEST)
-
-
-def _widens_slowly(plan: Plan) -> bool:
-  """Whether 8-bit operands are unpacked through 32-bit values."""
-  return plan.chip.name == "v4" and plan.problem.rhs_dtype.itemsize == 1
-
-
 def cost_seconds(plan: Plan) -> float:
   """Estimated time: the longer of MXU and DMA, and a little for each step.
 
@@ -265,9 +285,15 @@ def cost_seconds(plan: Plan) -> float:
     flops / rate, _hbm_bytes(plan, visits) / bandwidth / rates.DMA_SHARE
   )
   steps = visits * plan.k.count * plan.n.count
-  first = plan.tile_k * plan.tile_n * problem.rhs_dtype.itemsize / bandwidth
+  first = _first_seconds(plan)
   padding = _padding_bytes(plan) / bandwidth
   return (seconds + steps * STEP_SECONDS) / _cores_used(plan) + first + padding
+
+
+def _first_seconds(plan: Plan) -> float:
+  """What nothing is computed beside: the first weight, or the last result."""
+  size = plan.tile_k * plan.tile_n * plan.problem.rhs_dtype.itemsize
+  return size / (plan.chip.hbm_bytes_per_second * rates.DMA_SHARE)
 
 
 def _cores_used(plan: Plan) -> float:

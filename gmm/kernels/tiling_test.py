@@ -8,7 +8,7 @@ from jax import ShapeDtypeStruct
 from jax import numpy as jnp
 
 from gmm import checks
-from gmm.kernels import chip, tiling
+from gmm.kernels import chip, tiling, vmem
 from testing.workloads import WORKLOADS
 
 DTYPES = (jnp.bfloat16, jnp.float32, jnp.int8, jnp.float8_e4m3fn)
@@ -35,7 +35,7 @@ def test_every_workload_has_tiles(name, mode, dtype):
   spec = chip.resolve(name)
   for w in WORKLOADS:
     plan = tiling.make_plan(problem_of(mode, w, dtype), spec)
-    assert tiling.vmem_bytes(plan) <= spec.vmem_budget, w
+    assert vmem.needed(plan) <= spec.vmem_budget, w
     assert plan.pads[0] == 0, w
     # Padding k or n would copy the weight.
     assert plan.pads[1:] == (0, 0), w
@@ -81,6 +81,7 @@ def test_a_window_holds_a_tile_that_starts_within_a_block():
     assert plan.window % plan.block == 0
     assert (plan.window - plan.block) % plan.chunk == 0
     assert plan.chunk <= plan.chip.mxu_size
+    assert max(plan.products) <= plan.window
 
 
 def test_a_tiling_that_does_not_fit_is_refused():
@@ -88,11 +89,13 @@ def test_a_tiling_that_does_not_fit_is_refused():
   spec = chip.resolve("v4")
   with pytest.raises(ValueError, match=r"`tiling` = \(2048, 2816, 704\)") as e:
     tiling.make_plan(problem, spec, (2048, 2816, 704))
-  need = tiling.vmem_bytes(
+  need = vmem.needed(
     dataclasses.replace(
       tiling.make_plan(problem, chip.resolve("v6e"), (2048, 2816, 704)),
       chip=spec,
       chunk=spec.mxu_size,
+      run=1,
+      rhs_buffers=2,
     )
   )
   assert f"needs {need} bytes" in str(e.value)

@@ -9,6 +9,7 @@ step's own copies were, so one queue has moved it by then.)
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import numpy as np
 
 from gmm.kernels.plan import Plan
 from gmm.timing import rates as rates_lib
-from gmm.timing.rates import ChipRates
+from gmm.timing.rates import NO_CODE, ChipRates, CodeLike
 from gmm.timing.steps import TILES, Costs, Tile, line_bytes, matrix_bytes
 from gmm.timing.visits import Visits
 
@@ -54,28 +55,28 @@ def estimate(
   visits: Visits,
   schedule: Schedule | None = None,
   *,
-  beyond: tuple[int, int] = (0, 0),
+  like: CodeLike = NO_CODE,
 ) -> Estimate:
   """Returns the time of one call.
 
   Args:
     plan: from `tiling.make_plan`.
     visits: from `visits.visits`.
-    schedule: of the same kernel; None means MXU cycles and `beyond`.
-    beyond: bundles that a chunk, and a step, take besides the MXU's cycles.
+    schedule: of the same kernel; None means code as in `like`.
+    like: what the kernel's code is like, where there is no schedule.
 
   Raises:
     ValueError: the schedule lacks an arm that the plan needs.
   """
   rate = rates_lib.rates(plan.chip.name)
-  costs = Costs.of(plan, rate, schedule, beyond)
+  costs = Costs.of(plan, rate, schedule, like)
   kernel = TILES[plan.problem.kind](plan, visits, costs)
   cores = []
   for core in range(rate.num_cores):
     first = core * kernel.count // rate.num_cores
     end = (core + 1) * kernel.count // rate.num_cores
     tiles = [kernel.tile(outer) for outer in range(first, end)]
-    cores.append(_Core.play(tiles, rate))
+    cores.append(_Core.play(tiles, rate, plan.rhs_buffers - 1))
   fill, pad = _fill_bytes(plan, visits), _pad_bytes(plan)
   bandwidth = rate.hbm_bytes_per_second * rates_lib.DMA_SHARE
   fill_seconds = fill / rate.num_cores / bandwidth
@@ -105,7 +106,8 @@ class _Core:
     now: when the core is done with what it was given.
     free: when its queue is.
     ready: when the operands of the next step are there.
-    weights: when the next group's weight is.
+    further: how many groups ahead weights are fetched.
+    weights: when those are there that no step has used.
     waited: how long the core waited for the queue.
     busy: how long the queue worked.
     mxu: how long the MXU had to work.
@@ -115,21 +117,33 @@ class _Core:
   now: float = 0.0
   free: float = 0.0
   ready: float = 0.0
-  weights: float = 0.0
+  further: int = 1
+  weights: collections.deque[float] = dataclasses.field(
+    default_factory=collections.deque
+  )
   waited: float = 0.0
   busy: float = 0.0
   mxu: float = 0.0
   moved: int = 0
 
   @classmethod
-  def play(cls, tiles: list[Tile], rate: ChipRates) -> _Core:
-    """Works through output tiles; leaves `now` where all has arrived."""
-    core = cls()
+  def play(cls, tiles: list[Tile], rate: ChipRates, further: int) -> _Core:
+    """Works through output tiles; leaves `now` where all has arrived.
+
+    Args:
+      tiles: of the core.
+      rate: of the chip.
+      further: how many groups ahead weights are fetched.
+    """
+    core = cls(further=further)
     if not tiles or not len(tiles[0].work):
       return core
     bandwidth = rate.hbm_bytes_per_second * rates_lib.DMA_SHARE
-    first = float(tiles[0].fetched[0] + tiles[0].weights[0])
-    core.free = core.ready = core.weights = first / bandwidth
+    first = float(tiles[0].fetched[0])
+    core.free = core.ready = first / bandwidth
+    for weight in tiles[0].weights[tiles[0].weights > 0][:further]:
+      core.free += float(weight) / bandwidth
+      core.weights.append(core.free)
     after = [*tiles[1:], None]
     pairs = zip(tiles, after, strict=True)
     for (tile, then), same in itertools.groupby(pairs, lambda pair: pair):
@@ -147,21 +161,21 @@ class _Core:
   ) -> None:
     """Plays equal tiles until one leaves the core as it found it."""
     while count:
-      before = dataclasses.replace(self)
+      before = dataclasses.replace(self, weights=self.weights.copy())
       self._one(*tiles, rate)
       count -= 1
-      if np.allclose(self._state(), before._state(), 0, _SAME_SECONDS):
+      if _alike(self._state(), before._state()):
         ahead = count * (self.now - before.now)
         self.waited += count * (self.waited - before.waited)
         self.now += ahead
         self.free += ahead
         self.ready += ahead
-        self.weights += ahead
+        self.weights = collections.deque(t + ahead for t in self.weights)
         return
 
   def _state(self) -> list[float]:
     """All that the next tile depends on: what is still to come, in seconds."""
-    times = (self.free, self.ready, self.weights)
+    times = (self.free, self.ready, *self.weights)
     return [max(t - self.now, 0.0) for t in times]
 
   def _one(self, tile: Tile, then: Tile | None, rate: ChipRates) -> None:
@@ -171,15 +185,18 @@ class _Core:
     fetched.append(float(then.fetched[0]) / bandwidth if then else None)
     work = (tile.work / speed).tolist()
     sent = (tile.sent / bandwidth).tolist()
-    ahead = (_ahead(tile, then) / bandwidth).tolist()
+    ahead = (_ahead(tile, then, self.further) / bandwidth).tolist()
     fresh = (tile.weights > 0).tolist()
     steps = zip(fetched, ahead, fresh, work, sent, strict=True)
     for fetch, weights, is_fresh, compute, send in steps:
-      ready = max(self.ready, self.weights) if is_fresh else self.ready
+      ready = self.ready
+      if is_fresh and self.weights:
+        ready = max(ready, self.weights.popleft())
       if fetch is not None:
         self.free = self.ready = max(self.free, self.now) + fetch
       if weights:
-        self.free = self.weights = max(self.free, self.now) + weights
+        self.free = max(self.free, self.now) + weights
+        self.weights.append(self.free)
       self._wait(ready)
       self.now += compute
       if send:
@@ -191,13 +208,21 @@ class _Core:
       self.now = until
 
 
-def _ahead(tile: Tile, then: Tile | None) -> np.ndarray:
-  """Bytes of the weight that each step starts to fetch: the next group's."""
+def _alike(one: list[float], other: list[float]) -> bool:
+  return len(one) == len(other) and all(
+    abs(a - b) < _SAME_SECONDS for a, b in zip(one, other, strict=True)
+  )
+
+
+def _ahead(tile: Tile, then: Tile | None, further: int) -> np.ndarray:
+  """Bytes of the weight that each step starts to fetch: a later group's."""
   fresh = np.flatnonzero(tile.weights)
   ahead = np.zeros(tile.weights.shape, np.float64)
-  if len(fresh):
-    ahead[fresh[:-1]] = tile.weights[fresh[1:]]
-    ahead[fresh[-1]] = then.weights[0] if then else 0
+  to_come = [tile.weights[fresh]]
+  if then:
+    to_come.append(then.weights[then.weights > 0])
+  fetched = np.concatenate(to_come)[further : further + len(fresh)]
+  ahead[fresh[: len(fetched)]] = fetched
   return ahead
 
 

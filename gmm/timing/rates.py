@@ -54,6 +54,43 @@ _VERSIONS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CodeLike:
+  """Bundles that compiled kernels have, where no schedule is at hand.
+
+  Attributes:
+    product: bundles of an MXU product beside the next.
+    share: bundles for each cycle that the MXUs need for it.
+    step: bundles of a step beside its products.
+  """
+
+  product: int
+  share: float
+  step: int
+
+
+# No kernel needs fewer bundles than the MXU cycles.
+NO_CODE = CodeLike(product=0, share=1.0, step=0)
+# Lines through the schedules of bfloat16 products of 128 to 1024 rows.
+_CODE: dict[tuple[str, str], CodeLike] = {
+  ("gmm", "v4"): CodeLike(product=60, share=1.0, step=300),
+  ("gmm", "v5e"): CodeLike(product=280, share=0.77, step=300),
+  ("gmm", "v5p"): CodeLike(product=280, share=0.8, step=300),
+  ("gmm", "v6e"): CodeLike(product=220, share=1.0, step=290),
+  ("gmm", "tpu7x"): CodeLike(product=450, share=0.5, step=260),
+  ("tgmm", "v4"): CodeLike(product=200, share=1.0, step=230),
+  ("tgmm", "v5e"): CodeLike(product=100, share=0.91, step=230),
+  ("tgmm", "v5p"): CodeLike(product=100, share=0.91, step=230),
+  ("tgmm", "v6e"): CodeLike(product=400, share=1.0, step=210),
+  ("tgmm", "tpu7x"): CodeLike(product=750, share=0.865, step=180),
+}
+
+
+def code_like(kind: str, chip: str) -> CodeLike:
+  """Returns what schedules of "gmm" or "tgmm" on a chip look like."""
+  return _CODE[kind, chip]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ChipRates:
   """The rates of one TPU generation, as one JAX device sees it.
 

@@ -15,30 +15,34 @@ import numpy as np
 from gmm.kernels.grid import LANES, Axis, cdiv, round_up
 from gmm.kernels.plan import Plan, sublanes
 from gmm.timing import rates as rates_lib
-from gmm.timing.rates import ChipRates
-from gmm.timing.visits import Visits, last_chunk
+from gmm.timing.rates import ChipRates, CodeLike
+from gmm.timing.visits import Visits
 
 if TYPE_CHECKING:
   from gmm.aot.scheduling import Arm, Schedule
 
+# Rows that pass an MXU while it takes its next weight tile, in sixteenths of
+# its height: arms of 128 rows take about 88 cycles a tile on v6e, not 64.
+_LEAST_ROWS = 11
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-  """Cycles of each piece of work, as (cycles, those the MXU needs).
+  """Cycles of each piece of work, as (bundles, cycles the MXU needs).
 
   Attributes:
     plan: of the kernel.
     rate: of the chip.
     arms: of the schedule, or None.
-    step: cycles of a step outside the arms.
-    beyond: cycles that a chunk takes beyond the MXU's, without a schedule.
+    step: bundles of a step outside the arms.
+    like: what the code is like, without a schedule.
   """
 
   plan: Plan
   rate: ChipRates
   arms: tuple[Arm, ...] | None
   step: int
-  beyond: int = 0
+  like: CodeLike
 
   @classmethod
   def of(
@@ -46,65 +50,74 @@ class Costs:
     plan: Plan,
     rate: ChipRates,
     schedule: Schedule | None,
-    beyond: tuple[int, int],
+    like: CodeLike,
   ) -> Costs:
-    """The costs of a schedule, or of MXU cycles and `beyond` for None."""
-    if schedule is None:
-      chunk, step = beyond
-      return cls(plan=plan, rate=rate, arms=None, step=step, beyond=chunk)
-    return cls(
-      plan=plan, rate=rate, arms=schedule.arms, step=schedule.step_bundles
-    )
+    """The costs of a schedule, or of code as in `like` for None."""
+    arms, step = None, like.step
+    if schedule is not None:
+      arms, step = schedule.arms, schedule.step_bundles
+    return cls(plan=plan, rate=rate, arms=arms, step=step, like=like)
 
-  def product(self, depth: int, k: int, *, first: bool) -> np.ndarray:
-    """A chunk's product.
+  def product(self, index: int, k: int, *, variant: int = 0) -> np.ndarray:
+    """An MXU product.
 
     Args:
-      depth: 2 for a full chunk, 1 for the last one of a visit.
-      k: elements contracted.
-      first: which of two arms that contract alike comes first in the program:
-        in gmm the one of whole k tiles, in tgmm the one that ends a group.
+      index: of it in plan.products.
+      k: columns of lhs.
+      variant: 1 for a last k tile of another size, which has code of its own.
+
+    Raises:
+      ValueError: the schedule has no such arm.
     """
     if self.arms is None:
-      return self._nominal(depth, k)
-    problem = self.plan.problem
-    pieces = cdiv(k, self.rate.mxu_size) * rates_lib.float32_passes(
-      self.plan.compute_dtype, problem.precision
-    )
-    arms = [a for a in self.arms if a.depth == depth and a.vmatmuls]
-    arms = [a for a in arms if a.k_pieces == pieces] or arms
-    if not arms:
+      return self._nominal(self.plan.products[index], k)
+    count = len(self.plan.products)
+    arms = [a for a in self.arms if a.vmatmuls]
+    arms = arms[variant * count :] or arms
+    rows = self.plan.products[index]
+    if len(arms) <= index or arms[index].rows != rows:
       raise ValueError(
-        f"`schedule` has no arm with vmatmuls at depth {depth}; want the "
-        f"schedule of a kernel with tile_m = {self.plan.tile_m}"
+        f"`schedule` has no arm for {rows} rows; want the schedule of a kernel "
+        f"with tile_m = {self.plan.tile_m}"
       )
-    arm = arms[0] if first else arms[-1]
-    return np.array([max(arm.bundles, arm.mxu_cycles), arm.mxu_cycles])
+    arm = arms[index]
+    return np.array([arm.bundles, arm.mxu_cycles]) * self.plan.parts
 
-  def finish(self, depth: int) -> np.ndarray:
-    """Work without products: on a visit's last step."""
-    arms = self.arms or ()
-    cycles = sum(a.bundles for a in arms if a.depth == depth and not a.vmatmuls)
-    return np.array([cycles, 0])
+  def step_cycles(self, products: np.ndarray) -> np.ndarray:
+    """Cycles of steps: their bundles, or what the MXUs need.
 
-  def _nominal(self, depth: int, k: int) -> np.ndarray:
-    plan, size = self.plan, self.rate.mxu_size
-    if plan.problem.kind == "gmm":
-      rows = plan.chunk if depth == 2 else last_chunk(plan)
-    else:
-      rows = plan.tile_k
-    mnemonic = rates_lib.mnemonic_format(plan.compute_dtype)
-    per_row = cdiv(k, size) * cdiv(plan.tile_n, size)
-    per_row *= rates_lib.float32_passes(
-      plan.compute_dtype, plan.problem.precision
-    )
+    Args:
+      products: of each step, summed up: [..., 2].
+    """
+    return np.maximum(products[..., 0] + self.step, products[..., 1])
 
-    def cycles(rows: int) -> int:
-      vmatmuls = cdiv(rows, rates_lib.VMATMUL_ROWS[mnemonic]) * per_row
-      return rates_lib.mxu_cycles(plan.chip.name, mnemonic, vmatmuls)
+  def finish(self) -> float:
+    """Cycles for each row of a visit's last step that multiply nothing."""
+    idle = [a.bundles for a in self.arms or () if not a.vmatmuls]
+    return max(idle, default=0) / max(self.plan.products)
 
-    # Fewer rows than the MXU is high wait for its next weight tile.
-    return np.array([cycles(max(rows, size)) + self.beyond, cycles(rows)])
+  def _nominal(self, rows: int, k: int) -> np.ndarray:
+    least = rows
+    if self.plan.problem.kind == "gmm":
+      # Few rows have passed the MXU before its next weight tile is there.
+      least = max(rows, self.rate.mxu_size * _LEAST_ROWS // 16)
+    wanted, least = (mxu_cycles(self.plan, r, k) for r in (rows, least))
+    beyond = self.like.product * self.plan.parts
+    return np.array([least * self.like.share + beyond, wanted])
+
+
+def mxu_cycles(plan: Plan, rows: int, k: int) -> int:
+  """The least cycles of an MXU product with so many rows and columns of lhs."""
+  size = rates_lib.rates(plan.chip.name).mxu_size
+  if plan.problem.kind == "tgmm":
+    rows, k = plan.tile_k, rows  # the rows are contracted
+  mnemonic = rates_lib.mnemonic_format(plan.compute_dtype)
+  vmatmuls = cdiv(rows, rates_lib.VMATMUL_ROWS[mnemonic])
+  vmatmuls *= cdiv(k, size) * cdiv(plan.tile_n, size)
+  vmatmuls *= rates_lib.float32_passes(
+    plan.compute_dtype, plan.problem.precision
+  )
+  return rates_lib.mxu_cycles(plan.chip.name, mnemonic, vmatmuls)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,19 +147,15 @@ class GmmTiles:
     """Adds up the cycles of each step, the same for all output tiles."""
     self.plan, self.visits = plan, visits
     self.count = plan.n.count
-    k = _sizes(plan.k)
-    full = visits.full_chunks[:, None, None]
-    many = bool(np.any(visits.full_chunks))
-    work = np.zeros((visits.count, len(k), 2), np.int64)
-    for i, size in enumerate(k):
-      first = i < len(k) - 1 or len(k) == 1
-      work[:, i] = costs.product(1, size, first=first)
-      if many:
-        work[:, i] += full[:, 0] * costs.product(2, size, first=first)
-    finish = costs.finish(1) + full[:, 0] * costs.finish(2)
+    work = np.zeros((visits.count, plan.k.count, 2))
+    for i, size in enumerate(_sizes(plan.k)):
+      variant = int(i > 0 and size != plan.tile_k)
+      for j in np.flatnonzero(visits.products.any(0)):
+        cycles = costs.product(j, size, variant=variant)
+        work[:, i] += visits.products[:, j, None] * cycles
     self.mxu = int(work[..., 1].sum())
-    self.work = work[..., 0] + costs.step
-    self.work[:, -1] += finish[:, 0]
+    work[:, -1, 0] += visits.rows_run * costs.finish()
+    self.work = costs.step_cycles(work)
     self.cache: dict[int, Tile] = {}
 
   def tile(self, outer: int) -> Tile:
@@ -204,17 +213,12 @@ class TgmmTiles:
     """Adds up the cycles of each step, the same for all output tiles."""
     self.plan, self.visits = plan, visits
     self.count = plan.k.count * plan.n.count
-    full = visits.full_chunks[:, None]
-    work = np.where(
-      visits.is_last[:, None],
-      costs.product(1, plan.chunk, first=True),
-      costs.product(1, plan.chunk, first=False),
-    ).reshape(-1, 2)
-    if np.any(full):
-      work = work + full * costs.product(2, plan.chunk, first=True)
+    work = np.zeros((visits.count, 2))
+    for j in np.flatnonzero(visits.products.any(0)):
+      cycles = costs.product(j, plan.tile_k)
+      work += visits.products[:, j, None] * cycles
     self.mxu = int(work[:, 1].sum())
-    finish = costs.finish(1) + full * costs.finish(2)
-    self.work = work[:, 0] + finish[:, 0] + costs.step
+    self.work = costs.step_cycles(work)
     self.cache: dict[tuple[int, int], Tile] = {}
 
   def tile(self, outer: int) -> Tile:

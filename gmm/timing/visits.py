@@ -27,9 +27,8 @@ class Visits:
     rows: rows that are moved, a multiple of the block.
     lo: first row of the group; may lie before `start`.
     hi: row after the group's last; may lie after the window.
-    full_chunks: chunks of plan.chunk rows before the last chunk.
-    rows_run: rows that the MXU runs: those chunks and the last one, which is
-      one block longer in gmm.
+    products: [visits, len(plan.products)]: how often each product runs.
+    rows_run: rows that the MXU runs.
     is_last: bool; whether it is its group's last visit.
   """
 
@@ -38,7 +37,7 @@ class Visits:
   rows: np.ndarray
   lo: np.ndarray
   hi: np.ndarray
-  full_chunks: np.ndarray
+  products: np.ndarray
   rows_run: np.ndarray
   is_last: np.ndarray
 
@@ -77,15 +76,15 @@ def visits(
   start = first[entry] + tile * strides[entry]
   is_last = tile == counts[entry] - 1
   rows = np.where(is_last, end[entry] - start, strides[entry])
-  full, last = _chunks(plan, rows)
+  products = _products(plan, rows, is_last)
   return Visits(
     group=ids[entry],
     start=start,
     rows=rows,
     lo=lo[entry],
     hi=hi[entry],
-    full_chunks=full,
-    rows_run=full * plan.chunk + last,
+    products=products,
+    rows_run=products @ np.array(plan.products),
     is_last=is_last,
   )
 
@@ -94,18 +93,29 @@ def _windows(plan: Plan, span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Windows of groups that span so many rows, and their strides."""
   tile, span = plan.window - plan.block, span - plan.block
   counts = np.maximum(-(-span // tile), 1)
-  return counts, -(-span // (counts * plan.chunk)) * plan.chunk
+  return counts, -(-span // (counts * plan.unit)) * plan.unit
 
 
-def last_chunk(plan: Plan) -> int:
-  """Rows of a visit's last chunk: one block more in gmm."""
-  return plan.chunk + (plan.block if plan.problem.kind == "gmm" else 0)
-
-
-def _chunks(plan: Plan, rows: np.ndarray) -> tuple[np.ndarray, int]:
-  """Returns the full chunks of each visit, and the rows of its last one."""
-  last = last_chunk(plan)
-  return np.maximum(-(-(rows - last) // plan.chunk), 0), last
+def _products(plan: Plan, rows: np.ndarray, is_last: np.ndarray) -> np.ndarray:
+  """Returns how often each of plan.products runs in each visit."""
+  chunk, counts = plan.chunk, []
+  if plan.problem.kind == "tgmm":
+    chunks = (rows - is_last) // plan.unit * plan.run
+    left = np.where(is_last, rows - chunks * chunk, 0)
+  elif plan.whole:
+    before = np.maximum(-(-(rows - plan.ends[-1]) // chunk), 0)
+    chunks = np.where(rows % chunk == 0, rows // chunk, before)
+    left = rows - chunks * chunk
+  else:
+    chunks, left = np.zeros_like(rows), rows
+  for whole in plan.whole:
+    counts.append(chunks * chunk // whole)
+    chunks = chunks - counts[-1] * (whole // chunk)
+  least = 0
+  for most in plan.ends:
+    counts.append((left > least) & (left <= most))
+    least = most
+  return np.stack(counts, 1).astype(np.int64)
 
 
 def _local_groups(

@@ -103,13 +103,32 @@ def test_rows_that_run():
   assert np.all(tgmm.rows_run >= tgmm.rows)
 
 
-def test_chunks_of_a_large_window():
+def test_products_of_a_large_window():
   # Windows of 512 + 16 rows: a group that starts within a block fits one.
   plan = _plan("nn", tile_m=512, m=2048)
-  got = visits.visits(plan, np.array([8, 512, 256, 512]))
-  assert got.rows.tolist() == [16, 528, 272, 528]
-  assert got.full_chunks.tolist() == [0, 1, 0, 1]
-  assert got.rows_run.tolist() == [272, 528, 272, 528]
+  assert plan.products == (512, 256, 144, 272)
+  sizes = np.array([8, 512, 256, 1024])
+  got = visits.visits(plan, sizes)
+  assert got.rows.tolist() == [16, 528, 272, 512, 528]
+  assert got.products.tolist() == [
+    [0, 0, 1, 0],
+    [0, 1, 0, 1],
+    [0, 0, 0, 1],
+    [1, 0, 0, 0],  # whole, so no block more
+    [0, 1, 0, 1],
+  ]
+  assert got.rows_run.tolist() == [144, 528, 272, 512, 528]
+  # NT has no product of fewer rows than the MXU's.
+  got = visits.visits(_plan("nt", tile_m=512, m=2048), sizes)
+  assert got.rows_run.tolist() == [272, 528, 272, 512, 528]
+
+
+def test_products_of_tgmm_end_a_group():
+  plan = dataclasses.replace(_plan("tn", tile_m=512, m=2048), run=2)
+  assert plan.products == (512, 256, 512)
+  got = visits.visits(plan, np.array([300, 1300]))
+  assert got.rows.tolist() == [304, 512, 512, 288]
+  assert got.products.tolist() == [[0, 0, 1], [1, 0, 0], [1, 0, 0], [0, 0, 1]]
 
 
 @pytest.mark.parametrize(

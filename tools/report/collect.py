@@ -18,8 +18,9 @@ from gmm import aot, ops
 from gmm.aot import topology
 from gmm.aot.model import plan_for
 from gmm.kernels import chip as chips
-from gmm.kernels import tiling
+from gmm.kernels import vmem
 from gmm.timing import rates, visits
+from testing import peers
 from testing.workloads import Workload
 from tools import published
 
@@ -143,11 +144,15 @@ def product(
     "compile_seconds": compiled.compile_seconds,
     "temp_bytes": compiled.temp_bytes,
     "vmem": {
-      "claimed": tiling.vmem_bytes(plan),
+      "claimed": vmem.needed(plan),
+      "estimated": vmem.estimate(plan),
       "reported": schedule.vmem_bytes,
       "capacity": plan.chip.vmem_bytes,
     },
     "arms": [_arm(arm) for arm in schedule.arms],
+    "peers": peers.seconds(request.chip, request.workload.name, request.mode)
+    if request.dtype == "bfloat16"
+    else {},
     "step_bundles": schedule.step_bundles,
     **_model(request, schedule),
   }

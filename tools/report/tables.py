@@ -45,7 +45,7 @@ _ARM_COLUMNS = {
   "spills": "Spills",
   "fills": "Fills",
 }
-_DEPTHS = {1: "grid step", 2: "row chunk"}
+_DEPTHS = {1: "grid step", 2: "product", 3: "part of a product"}
 
 
 def products(report: Report) -> str:

@@ -1,0 +1,112 @@
+"""How much VMEM a kernel takes: its own buffers, and the compiler's.
+
+The buffers are known. What the compiler adds was found in its listings: room
+for values that one product keeps, for every product in the code anew.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax import lax
+
+from gmm.config import Problem
+from gmm.kernels.grid import LANES, round_up
+from gmm.kernels.plan import PIECE_N, Plan, sublanes
+
+# What the compiler may take besides `_most_spills`; and the most it keeps of a
+# widened weight.
+_COMPILER_BYTES = 5 << 19
+_WIDENED_BYTES = 3 << 20
+
+
+def needed(plan: Plan) -> int:
+  """Bytes that must be there for the kernel to compile: an upper bound."""
+  return buffers(plan) + _COMPILER_BYTES + _most_spills(plan)
+
+
+def estimate(plan: Plan) -> int:
+  """Bytes that the compiler is expected to report."""
+  return buffers(plan) + _usual_spills(plan)
+
+
+def buffers(plan: Plan) -> int:
+  """Bytes of the kernel's own scratch."""
+  problem = plan.problem
+  rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
+  lhs = 2 * _padded_bytes(rows, k, problem.lhs_dtype)
+  zeros = _padded_bytes(plan.zero_rows, problem.n, problem.out_dtype)
+  if problem.kind == "tgmm":
+    dout = 2 * _padded_bytes(rows, n, problem.rhs_dtype)
+    out = 2 * _padded_bytes(k, n, problem.out_dtype)
+    acc = _padded_bytes(k, n, problem.acc_dtype)
+    tail = problem.k % plan.zero_rows
+    zeros += _padded_bytes(tail, problem.n, problem.out_dtype)
+    return lhs + dout + out + acc + zeros
+  rhs_shape = (n, k) if problem.transpose_rhs else (k, n)
+  rhs = plan.rhs_buffers * _padded_bytes(*rhs_shape, problem.rhs_dtype)
+  out = _padded_bytes(rows, n, problem.out_dtype)
+  out *= 4 if problem.has_existing else 2
+  acc = _padded_bytes(rows, n, problem.acc_dtype) if plan.k.count > 1 else 0
+  carry = _padded_bytes(plan.block, n, problem.out_dtype)
+  return lhs + rhs + out + acc + carry + zeros
+
+
+def _padded_bytes(rows: int, columns: int, dtype: np.dtype) -> int:
+  """Bytes of a matrix in VMEM."""
+  padded = round_up(rows, sublanes(dtype)) * round_up(columns, LANES)
+  return padded * dtype.itemsize
+
+
+def _most_spills(plan: Plan) -> int:
+  """An upper bound of the values that products keep in VMEM.
+
+  The result of a piece, rows of lhs as the MXU takes them, and what operands
+  become that have to be widened.
+  """
+  problem, n = plan.problem, min(plan.tile_n, PIECE_N)
+  lhs, rhs = sum(plan.products) * plan.tile_k, plan.tile_k * n
+  rows = max(plan.products)
+  if problem.kind == "tgmm":
+    lhs //= plan.parts
+    rows, rhs = plan.tile_k // plan.parts, sum(plan.products) * n
+  result = rows * round_up(n, LANES) * 4
+  wide = plan.compute_dtype.itemsize
+  if _takes_passes(problem):
+    return result + (lhs + rhs) * 3 * wide  # the parts that are multiplied
+  if problem.rhs_dtype != plan.compute_dtype and _widens_slowly(plan):
+    return result + (lhs + rhs) * 8
+  lhs = lhs * wide * 9 // 8
+  if problem.rhs_dtype != plan.compute_dtype:
+    return result + lhs + min(rhs * wide, _WIDENED_BYTES)
+  return result + lhs
+
+
+def _usual_spills(plan: Plan) -> int:
+  """What products usually keep: lhs where the MXU does not take it as it is."""
+  problem, wide = plan.problem, plan.compute_dtype.itemsize
+  rows = sum(plan.products)
+  if _takes_passes(problem):
+    return _most_spills(plan) // 2
+  if problem.kind == "tgmm":
+    # Transposed; short ones stay in registers.
+    long = sum(r for r in plan.products if r > LANES * 2)
+    return long * plan.tile_k // plan.parts * wide * 5 // 8
+  kept = rows * plan.tile_k * wide
+  if problem.rhs_dtype != plan.compute_dtype and _widens_slowly(plan):
+    piece = plan.tile_k * min(plan.tile_n, PIECE_N)
+    return len(plan.products) * piece * 4 + kept
+  if problem.lhs_dtype != plan.compute_dtype:
+    return kept if problem.lhs_dtype.itemsize > 1 else kept // 2
+  is_float32 = plan.compute_dtype == np.float32
+  narrow_mxu = plan.chip.mxu_size == LANES
+  return kept if narrow_mxu and wide > 1 and not is_float32 else kept // 10
+
+
+def _takes_passes(problem: Problem) -> bool:
+  """Whether float32 is multiplied in several passes of bfloat16 parts."""
+  return problem.precision in (lax.Precision.HIGH, lax.Precision.HIGHEST)
+
+
+def _widens_slowly(plan: Plan) -> bool:
+  """Whether 8-bit operands are unpacked through 32-bit values."""
+  return plan.chip.name == "v4" and plan.problem.rhs_dtype.itemsize == 1
