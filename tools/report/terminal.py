@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from tools.report.values import (
   MISSING,
   PERCENT,
   Path,
+  Show,
   main_sizes,
+  number_at,
   plain,
   sizes_names,
 )
@@ -31,23 +34,67 @@ def text_table(report: Mapping[str, Any]) -> str:
   """
   products = list(report.get("products") or ())
   names = sizes_names(products)
+  peers = _with_peers(products)
   head = [
     *("workload", "mode", "chip", "tiles mxkxn"),
     *(f"{name} µs" for name in names),
+    *(f"{name}/other" for name in peers),
     *("of bound", "MXU busy", "XLU xpose", "VMEM MiB", "bundles"),
   ]
   rows = [
-    _failed(product) if product.get("error") else _row(report, i, names)
+    _failed(product)
+    if product.get("error")
+    else _row(report, i, (names, peers))
     for i, product in enumerate(products)
   ]
   lines = _aligned([head, *rows], len(head)) if rows else ["no products"]
+  for chip in dict.fromkeys(product["chip"] for product in products):
+    ratios = _ratios(report, chip, peers)
+    if ratios:
+      mean, worst = statistics.geometric_mean(ratios), max(ratios)
+      lines += [
+        "",
+        f"{chip}: {mean:.3f} times the best other kernel, by the same model "
+        f"(geometric mean of {len(ratios)}; the worst {worst:.2f})",
+      ]
   if report.get("copies"):
     lines += ["", _copies(report)]
   return "\n".join(lines)
 
 
-def _row(report: Mapping[str, Any], i: int, names: Sequence[str]) -> list[str]:
-  product = report["products"][i]
+def _with_peers(products: Sequence[Mapping[str, Any]]) -> list[str]:
+  """The group sizes for which a product has another kernel's time."""
+  found: dict[str, None] = {}
+  for product in products:
+    found |= dict.fromkeys(product.get("peers") or ())
+  return list(found)
+
+
+def _beside(i: int, name: str) -> tuple[Path, Show]:
+  """Where a product's time is, and that it is shown over another kernel's."""
+  peer = ("products", i, "peers", name)
+  seconds = ("products", i, "estimates", name, "seconds")
+  return seconds, Show(digits=2, over=peer)
+
+
+def _ratios(
+  report: Mapping[str, Any], chip: str, peers: Sequence[str]
+) -> list[float]:
+  ratios = [
+    number_at(report, *_beside(i, name))
+    for i, product in enumerate(report["products"])
+    if product["chip"] == chip
+    for name in peers
+  ]
+  return [ratio for ratio in ratios if ratio is not None]
+
+
+def _row(
+  report: Mapping[str, Any],
+  i: int,
+  columns: tuple[Sequence[str], Sequence[str]],
+) -> list[str]:
+  (names, peers), product = columns, report["products"][i]
   at: Path = ("products", i)
   estimates: Path = (*at, "estimates")
   arms = product.get("arms") or ()
@@ -64,6 +111,7 @@ def _row(report: Mapping[str, Any], i: int, names: Sequence[str]) -> list[str]:
       plain(report, (*estimates, name, "seconds"), MICROSECONDS)
       for name in names
     ),
+    *(plain(report, *_beside(i, name)) for name in peers),
     plain(report, (*estimates, main_sizes(product), "roofline_share"), PERCENT),
     plain(report, (*at, "arms", largest, "mxu_busy"), PERCENT),
     f"{sum(arm.get('xlu_transposes') or 0 for arm in arms):,}"
