@@ -93,8 +93,10 @@ def _usual_spills(plan: Plan) -> int:
     return long * plan.tile_k // plan.parts * wide * 5 // 8
   kept = rows * plan.tile_k * wide
   if problem.rhs_dtype != plan.compute_dtype and _widens_slowly(plan):
+    # In NN the products share the room for a piece of the weight.
+    pieces = len(plan.products) if problem.transpose_rhs else 1
     piece = plan.tile_k * min(plan.tile_n, PIECE_N)
-    return len(plan.products) * piece * 4 + kept
+    return pieces * piece * 4 + kept // 2
   if problem.lhs_dtype != plan.compute_dtype:
     return kept if problem.lhs_dtype.itemsize > 1 else kept // 2
   is_float32 = plan.compute_dtype == np.float32
