@@ -321,9 +321,11 @@ class _Body:
       if target is None:
         return x
       # All but the last chunk lie within the group.
-      inner, last = x[: count - chunk], x[count - chunk :]
+      last = x if count == chunk else x[count - chunk :]
       last = jnp.where(rows < window.hi, last, jnp.zeros_like(last))
-      return jnp.concatenate([inner, last]) if len(inner) else last
+      if count == chunk:
+        return last
+      return jnp.concatenate([x[: count - chunk], last])
 
     begin = jnp.logical_and(begins, row == 0)
 
