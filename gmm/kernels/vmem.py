@@ -6,6 +6,7 @@ for values that one product keeps, for every product in the code anew.
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -99,9 +100,11 @@ def _usual_spills(plan: Plan) -> int:
     return pieces * piece * 4 + kept // 2
   if problem.lhs_dtype != plan.compute_dtype:
     return kept if problem.lhs_dtype.itemsize > 1 else kept // 2
-  is_float32 = plan.compute_dtype == np.float32
-  narrow_mxu = plan.chip.mxu_size == LANES
-  return kept if narrow_mxu and wide > 1 and not is_float32 else kept // 10
+  if plan.compute_dtype != np.dtype(jnp.bfloat16):
+    return kept // 10
+  if plan.chip.mxu_size == LANES:
+    return kept
+  return kept // 10 if problem.transpose_rhs else kept * 2 // 5
 
 
 def _takes_passes(problem: Problem) -> bool:
