@@ -22,16 +22,16 @@ from gmm.timing import estimate, rates, steps, visits
 
 # A last tile's rows are moved in whole packed sublane tiles of any dtype.
 TAIL_ROWS = 32
-# Cycles of the MXU that a product should take, by kernel and chip, and how many
+# Cycles of the MXU that a product should take, by kernel and chip, and the most
 # chunks it may have for this: code grows with them. Results leave the MXU
 # a few hundred cycles after the last rows went in, and nothing else goes in
 # before; on the other chips the MXU's own cycles hide that.
 ENOUGH_CYCLES = {
   ("gmm", "v6e"): 4000,
-  ("tgmm", "v6e"): 6200,
-  ("tgmm", "tpu7x"): 6200,
+  ("tgmm", "v6e"): 4600,
+  ("tgmm", "tpu7x"): 7500,
 }
-USUAL_CHUNKS, MOST_CHUNKS = 3, 4
+MOST_CHUNKS = 4
 MOST_BUNDLES = 32_000
 # Cycles of the MXU above which a product is worked off in parts: the compiler
 # takes long for more code without a jump, and spills more; the more so where
@@ -221,7 +221,7 @@ def _run(plan: Plan) -> int:
   """How many chunks one product takes: enough to keep the MXU busy."""
   enough = ENOUGH_CYCLES.get((plan.problem.kind, plan.chip.name), 0)
   wanted = cdiv(enough, steps.mxu_cycles(plan, plan.chunk, plan.tile_k))
-  run = max(1, min(wanted, USUAL_CHUNKS, plan.tile_m // plan.chunk))
+  run = max(1, min(wanted, MOST_CHUNKS, plan.tile_m // plan.chunk))
   while run > 1 and _code_bundles(_with_run(plan, run)) > MOST_BUNDLES:
     run -= 1
   return run
