@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from testing import peers, workloads
 from tools.report import page as report_page
 from tools.report import sample as report_sample
 from tools.report import svg as report_svg
@@ -236,6 +237,34 @@ def test_reports_of_nothing_and_of_refusals():
   assert "6 did not compile" in text
   assert "VMEM: 3 < 4" in text
   assert "did not compile: VMEM: 3 < 4" in report_table.text_table(report)
+
+
+def test_other_kernels_stand_beside_ours():
+  report = report_sample.report()
+  assert "/other" not in report_table.text_table(report)
+  one, two = report["products"][:2]
+  one["peers"] = {"equal": one["estimates"]["equal"]["seconds"] * 2}
+  two["peers"] = {"equal": two["estimates"]["equal"]["seconds"] / 2}
+  text = report_table.text_table(report)
+  head, first, second, third, *_ = text.splitlines()
+  assert "equal/other" in head
+  assert "0.50" in first
+  assert "2.00" in second
+  assert report_table.MISSING in third
+  assert (
+    f"{one['chip']}: 1.000 times the best other kernel, by the same model "
+    "(geometric mean of 2; the worst 2.00)"
+  ) in text
+
+
+def test_every_peer_is_of_a_known_shape():
+  names = {w.name for w in workloads.WORKLOADS}
+  for chip in ("v6e", "tpu7x", "v5e", "v5p"):
+    known = [w for w in names if peers.seconds(chip, w, "nt")]
+    assert len(known) >= 7, chip
+  assert peers.seconds("v6e", "nobody", "nt") == {}
+  assert peers.seconds("v4", "pr1220", "nt") == {}
+  assert peers.seconds("v6e", "pr1220", "nt")["equal"] == 1558e-6
 
 
 def test_copies_may_be_half():
