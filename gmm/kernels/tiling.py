@@ -38,7 +38,7 @@ MOST_BUNDLES = 32_000
 # the rows that stay in registers are long.
 MOST_CYCLES = 9000
 MOST_CYCLES_OF_LONG_ROWS = 4000
-LONG_ROW = 4096
+LONG_ROW = 3072
 # Tilings for which other numbers of chunks are tried.
 RUNS_TRIED = 3
 # Most weights that are there or on their way: while a large group is worked on,
