@@ -36,6 +36,7 @@ def gmm_problem(
   existing_out: Any = None,
   rhs_scale: Any = None,
   rhs_bias: Any = None,
+  transpose_scale: bool = False,
   precision: Any = None,
 ) -> Problem:
   """Checks the operands of gmm and describes the product.
@@ -48,8 +49,9 @@ def gmm_problem(
     transpose_rhs: a bool.
     preferred_element_type: the result's dtype, or None.
     existing_out: None, or [m, n] in the result's dtype.
-    rhs_scale: must be None.
-    rhs_bias: must be None.
+    rhs_scale: None, or [g, k_blocks, n], k_blocks divides k.
+    rhs_bias: None, or [g, n].
+    transpose_scale: a bool: `rhs_scale` is [g, n_blocks, k] instead.
     precision: None, a `lax.Precision`, its string, or a pair of equal ones.
 
   Returns:
@@ -61,12 +63,7 @@ def gmm_problem(
     NotImplementedError: a valid request that is not supported yet.
   """
   _check_bool("transpose_rhs", transpose_rhs)
-  for name, value in (("rhs_scale", rhs_scale), ("rhs_bias", rhs_bias)):
-    if value is not None:
-      raise NotImplementedError(
-        f"`{name}` is not supported yet; pass {name}=None and apply it to the "
-        "weights or to the result"
-      )
+  _check_bool("transpose_scale", transpose_scale)
   names = "[g, n, k]" if transpose_rhs else "[g, k, n]"
   m, k = _shape("lhs", lhs, "[m, k]")
   g, *weight = _shape("rhs", rhs, names)
@@ -91,6 +88,11 @@ def gmm_problem(
   formats = _formats(lhs_dtype, rhs_dtype, preferred_element_type, precision)
   if existing_out is not None:
     _check_existing(existing_out, (m, n), formats["out_dtype"])
+  if rhs_bias is not None:
+    _check_bias(rhs_bias, (g, n), formats["out_dtype"])
+  if rhs_scale is not None:
+    _check_scale_formats(rhs_scale, lhs_dtype, rhs_dtype)
+    formats |= _scale(rhs_scale, (g, k, n), transpose_scale)
   return Problem(
     kind="gmm",
     m=m,
@@ -102,6 +104,7 @@ def gmm_problem(
     rhs_dtype=rhs_dtype,
     transpose_rhs=bool(transpose_rhs),
     has_existing=existing_out is not None,
+    has_bias=rhs_bias is not None,
     **formats,
   )
 
@@ -293,8 +296,11 @@ def _operand_dtype(name: str, x: Any) -> np.dtype:
   if row is None:
     known = _dtype_names(r.name for r in config_lib.DTYPES.values())
     raise TypeError(f"`{name}` is {x.dtype}; want one of {known}")
-  if row.refused_by_xla is not None and row.refused_by_pallas is not None:
-    raise NotImplementedError(f"`{name}` is {row.name}: {row.refused_by_xla}")
+  if row.bits == 4 and name != "rhs":
+    raise NotImplementedError(
+      f"`{name}` is {row.name}: formats of 4 bits are for weights, `rhs` of "
+      "gmm with its `rhs_scale`; use int8, float8 or bfloat16"
+    )
   return jnp.dtype(row.name)
 
 
@@ -365,6 +371,73 @@ def _check_existing(
       f"`existing_out` is {existing.dtype} but the result is "
       f"{dtype}; cast it, or set preferred_element_type"
     )
+
+
+def _check_bias(bias: Any, shape: tuple[int, int], out: np.dtype) -> None:
+  g, n = _shape("rhs_bias", bias, "[g, n]")
+  if (g, n) != shape:
+    raise ValueError(
+      f"`rhs_bias` is [g, n] = [{g}, {n}] but the product has g = {shape[0]} "
+      f"groups and n = {shape[1]} columns"
+    )
+  known = [r.name for r in config_lib.DTYPES.values() if r.kind == "float"]
+  if not _is_numpy(bias.dtype) or np.dtype(bias.dtype).name not in known:
+    raise TypeError(
+      f"`rhs_bias` is {bias.dtype}; want one of {_dtype_names(known)}"
+    )
+  if out.kind == "i":
+    raise TypeError(
+      f"`rhs_bias` is {bias.dtype} but the result is {out}; set "
+      "preferred_element_type to a float"
+    )
+
+
+def _check_scale_formats(scale: Any, lhs: np.dtype, rhs: np.dtype) -> None:
+  _shape("rhs_scale", scale, "[g, k_blocks, n]")
+  if (
+    not _is_numpy(scale.dtype)
+    or np.dtype(scale.dtype).name not in config_lib.SCALES
+  ):
+    raise TypeError(
+      f"`rhs_scale` is {scale.dtype}; want one of "
+      f"{_dtype_names(config_lib.SCALES)}"
+    )
+  if rhs.name not in config_lib.QUANTIZED:
+    raise TypeError(
+      f"`rhs_scale` is given but `rhs` is {rhs}, which is not quantised; want "
+      f"one of {_dtype_names(config_lib.QUANTIZED)}, or rhs_scale=None"
+    )
+  if config_lib.DTYPES[lhs].kind == "int":
+    raise NotImplementedError(
+      f"`lhs` is {lhs} and `rhs_scale` is given: only a product of floats and "
+      "a quantised weight is supported; pass a float `lhs`"
+    )
+
+
+def _scale(
+  scale: Any, sizes: tuple[int, int, int], transposed: bool
+) -> dict[str, Any]:
+  """The fields of a Problem that follow from `rhs_scale`."""
+  g, k, n = sizes
+  names, axis, size, other = "[g, k_blocks, n]", "k", k, n
+  if transposed:
+    names, axis, size, other = "[g, n_blocks, k]", "n", n, k
+  scale_g, blocks, scale_other = scale.shape
+  got = f"`rhs_scale` is {names} = {list(scale.shape)}"
+  if (scale_g, scale_other) != (g, other):
+    raise ValueError(
+      f"{got} but the product has g = {g}, k = {k}, n = {n}; want "
+      f"[{g}, {axis}_blocks, {other}]"
+    )
+  if blocks < 1 or size % blocks:
+    raise ValueError(
+      f"{got} but {axis} = {size}; want {axis}_blocks that divide {axis}"
+    )
+  return {
+    "scale_block": max(size // blocks, 1),
+    "scale_axis": axis,
+    "scale_dtype": jnp.dtype(scale.dtype),
+  }
 
 
 def _check_bool(name: str, value: Any) -> None:

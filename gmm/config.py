@@ -33,50 +33,52 @@ class DtypeRow:
 
   Attributes:
     name: the dtype's name, such as "bfloat16".
-    kind: "float", "float8" or "int".
+    kind: "float", "float8", "float4" or "int".
     default_out: name of the result dtype where the caller does not choose.
-    refused_by_xla: why the XLA backend cannot take it, or None.
+    bits: of one element in memory.
     refused_by_pallas: why the Pallas kernels cannot take it, or None.
   """
 
   name: str
   kind: str
   default_out: str
-  refused_by_xla: str | None = None
+  bits: int
   refused_by_pallas: str | None = None
 
 
-_NEEDS_QUANTIZATION = (
-  "4-bit weights come with quantised weights (`rhs_scale`), which are not "
-  "supported yet; use int8 or bfloat16"
-)
-
 # One row per format: the only place to touch to add one.
 _ROWS = (
-  DtypeRow(name="bfloat16", kind="float", default_out="bfloat16"),
-  DtypeRow(name="float32", kind="float", default_out="float32"),
+  DtypeRow(name="bfloat16", kind="float", default_out="bfloat16", bits=16),
+  DtypeRow(name="float32", kind="float", default_out="float32", bits=32),
   DtypeRow(
     name="float16",
     kind="float",
     default_out="float16",
+    bits=16,
     refused_by_pallas=(
       "the TPU has no float16 arithmetic; use bfloat16, or backend='xla'"
     ),
   ),
-  DtypeRow(name="float8_e4m3fn", kind="float8", default_out="bfloat16"),
-  DtypeRow(name="float8_e5m2", kind="float8", default_out="bfloat16"),
-  DtypeRow(name="int8", kind="int", default_out="int32"),
-  DtypeRow(
-    name="int4",
-    kind="int",
-    default_out="int32",
-    refused_by_xla=_NEEDS_QUANTIZATION,
-    refused_by_pallas=_NEEDS_QUANTIZATION,
-  ),
+  DtypeRow(name="float8_e4m3fn", kind="float8", default_out="bfloat16", bits=8),
+  DtypeRow(name="float8_e5m2", kind="float8", default_out="bfloat16", bits=8),
+  DtypeRow(name="int8", kind="int", default_out="int32", bits=8),
+  # Formats of 4 bits are for weights alone: `rhs` of gmm.
+  DtypeRow(name="float4_e2m1fn", kind="float4", default_out="bfloat16", bits=4),
+  DtypeRow(name="int4", kind="int", default_out="int32", bits=4),
 )
 DTYPES: Mapping[np.dtype, DtypeRow] = {jnp.dtype(r.name): r for r in _ROWS}
 
-_FLOAT_RESULTS = tuple(r.name for r in _ROWS if r.kind != "int")
+
+def bits(dtype: np.dtype) -> int:
+  """Bits of one element in memory: 4-bit formats are packed."""
+  row = DTYPES.get(dtype)
+  return 8 * dtype.itemsize if row is None else row.bits
+
+
+_FLOAT_RESULTS = tuple(r.name for r in _ROWS if r.kind in ("float", "float8"))
+# Weights that `rhs_scale` may be given for, and what it may be.
+QUANTIZED = tuple(r.name for r in _ROWS if r.kind != "float")
+SCALES = ("float32", "bfloat16")
 # An int32 sum is rounded once to a float; a narrower integer would overflow.
 _INT_RESULTS = ("int32", "float32", "bfloat16", "float16")
 
@@ -102,7 +104,7 @@ def compute_dtype(lhs: np.dtype, rhs: np.dtype) -> np.dtype:
     return wide.pop()
   if acc_dtype(lhs, rhs) == jnp.int32:
     return jnp.dtype(jnp.int8)
-  return jnp.dtype(jnp.bfloat16)  # holds int8, e4m3 and e5m2
+  return jnp.dtype(jnp.bfloat16)  # holds int8 and all narrower floats
 
 
 def default_result_dtype(lhs: np.dtype, rhs: np.dtype) -> np.dtype:
@@ -143,6 +145,12 @@ class Problem:
     transpose_rhs: gmm only, rhs is [g, n, k].
     transpose_out: tgmm only, the result is [g, n, k].
     has_existing: gmm only, existing_out is added to the product.
+    scale_block: gmm only, how many elements along `scale_axis` share one scale
+      of the weight; 0 for none.
+    scale_axis: "k" or "n". The scale is [g, k blocks, n], or [g, n blocks, k]
+      as in dlhs, where the call's k and n are the forward product's n and k.
+    scale_dtype: dtype of the scale; None for none.
+    has_bias: gmm only, a bias [g, n] is added to rows of local groups.
   """
 
   kind: str
@@ -160,6 +168,20 @@ class Problem:
   transpose_rhs: bool = False
   transpose_out: bool = False
   has_existing: bool = False
+  scale_block: int = 0
+  scale_axis: str = "k"
+  scale_dtype: np.dtype | None = None
+  has_bias: bool = False
+
+  @property
+  def scale_shape(self) -> tuple[int, ...] | None:
+    """Shape of the weight's scale."""
+    if not self.scale_block:
+      return None
+    blocked, other = self.k, self.n
+    if self.scale_axis == "n":
+      blocked, other = other, blocked
+    return (self.g, -(-blocked // self.scale_block), other)
 
   @property
   def out_shape(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -90,8 +91,8 @@ def run(static: Product, operands: tuple[jax.Array, ...]) -> jax.Array:
 
   Args:
     static: from `product`.
-    operands: lhs, rhs or dout, canonical sizes, canonical offset and, if the
-      problem has one, existing_out.
+    operands: lhs, rhs or dout, canonical sizes, canonical offset and, each if
+      the problem has one, rhs_scale, rhs_bias and existing_out.
 
   Returns:
     The result, of `problem.out_shape` and `problem.out_dtype`.
@@ -152,15 +153,30 @@ def _empty(static: Product, *operands: jax.Array) -> jax.Array:
 def _xla(static: Product, *operands: jax.Array) -> jax.Array:
   if static.problem.kind == "tgmm":
     return xla_backend.tgmm(*operands, problem=static.problem)
-  lhs, rhs, sizes, offset, *existing = operands
+  lhs, rhs, sizes, offset, *more = operands
   return xla_backend.gmm(
     lhs,
     rhs,
     sizes,
     offset,
-    existing_out=existing[0] if existing else None,
+    **_extras(static.problem, more),
     problem=static.problem,
   )
+
+
+def _extras(
+  problem: Problem, operands: Sequence[jax.Array]
+) -> dict[str, jax.Array | None]:
+  """The operands of gmm that a problem may do without, by name."""
+  left = iter(operands)
+  return {
+    name: next(left) if there else None
+    for name, there in (
+      ("rhs_scale", problem.scale_block),
+      ("rhs_bias", problem.has_bias),
+      ("existing_out", problem.has_existing),
+    )
+  }
 
 
 def _kernel(
@@ -168,7 +184,7 @@ def _kernel(
 ) -> jax.Array:
   """Runs a kernel on the view of the weight that is row-major in memory."""
   problem, swapped = static.problem, static.swapped
-  lhs, rhs, sizes, offset, *existing = operands
+  lhs, rhs, sizes, offset, *more = operands
   options = {
     "group_offset": offset,
     "preferred_element_type": problem.out_dtype,
@@ -191,7 +207,8 @@ def _kernel(
     lhs,
     rhs.swapaxes(1, 2) if swapped else rhs,
     sizes,
-    existing_out=existing[0] if existing else None,
+    **_extras(problem, more),
+    transpose_scale=problem.scale_axis == "n",
     transpose_rhs=problem.transpose_rhs != swapped,
     **options,
   )
@@ -202,9 +219,9 @@ def _interpret(static: Product, *operands: jax.Array) -> jax.Array:
 
 
 def _pallas(static: Product, *operands: jax.Array) -> jax.Array:
-  lhs, rhs, sizes, offset, *existing = operands
+  lhs, rhs, sizes, offset, *more = operands
   offset = _on_tpu_p.bind(offset, assumed_chip=chips.is_default(static.chip))
-  return _kernel(static, lhs, rhs, sizes, offset, *existing, interpret=False)
+  return _kernel(static, lhs, rhs, sizes, offset, *more, interpret=False)
 
 
 def _auto(static: Product, *operands: jax.Array) -> jax.Array:

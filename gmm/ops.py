@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gmm import checks, dispatch, varying
+from gmm import checks, dispatch, quantized, varying
 from gmm import config as config_lib
 from gmm import precision as precision_lib
 from gmm.config import Config as Config
@@ -51,7 +51,15 @@ class Plan:
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=["lhs", "rhs", "sizes", "offset", "existing_out"],
+  data_fields=[
+    "lhs",
+    "rhs",
+    "sizes",
+    "offset",
+    "rhs_scale",
+    "rhs_bias",
+    "existing_out",
+  ],
   meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +70,8 @@ class Operands:
   rhs: Any
   sizes: Any = None
   offset: Any = None
+  rhs_scale: Any = None
+  rhs_bias: Any = None
   existing_out: Any = None
 
   def arrays(self) -> tuple[jax.Array, ...]:
@@ -88,16 +98,20 @@ def gmm(
     out[i] = lhs[i] @ rhs[group(i) - group_offset]    rows of local groups
     out[i] = 0                                        every other row
 
-  and `existing_out`, where given, is added to all rows. Sums are in float32
-  (int32 for integers) and rounded once.
+  where `rhs` is scaled by `rhs_scale`; `rhs_bias` is added to rows of local
+  groups, and `existing_out` to all rows. Sums are in float32 (int32 for
+  integers) and rounded once.
 
-  Differentiable in lhs, rhs and existing_out: dlhs has lhs's dtype and drhs
-  rhs's, whatever the result's is; integer operands have no gradient.
+  Differentiable in lhs, rhs, rhs_bias and existing_out: dlhs has lhs's dtype
+  and drhs rhs's, whatever the result's is; integer operands have no gradient.
+  A quantised weight is read as it is in both directions.
 
   Args:
     lhs: [m, k]: bfloat16, float32, float16 (XLA backend only), float8_e4m3fn,
       float8_e5m2 or int8. Operands may differ: the narrower is widened.
-    rhs: [g, k, n], or [g, n, k] if `transpose_rhs`.
+    rhs: [g, k, n], or [g, n, k] if `transpose_rhs`; also int4, float4_e2m1fn,
+      or an object with a `qvalue` and a `scale`, such as qwix's QArray, each of
+      the weight's rank: the scale's axes divide the weight's.
     group_sizes: integers [g_total], g_total >= g. Traced, so not checked:
       groups are clipped at row m and a negative size counts as 0.
     group_offset: int, or integer scalar or [1], may be traced: the number of
@@ -107,8 +121,12 @@ def gmm(
     preferred_element_type: the result's dtype. By default lhs's for 16- and
       32-bit floats, int32 for integers, bfloat16 for float8.
     existing_out: [m, n] in the result's dtype, added to the product.
-    rhs_scale: must be None for now.
-    rhs_bias: must be None for now.
+    rhs_scale: [g, k_blocks, n] float32 or bfloat16, for a quantised `rhs`: the
+      weight in use is `rhs` times the scale of its block of k. k_blocks divides
+      k; k is as in `lhs` and n as in the result, however `rhs` lies.
+      It has no gradient: one that is asked for is refused, and so is that of a
+      float8 or 4-bit `rhs`.
+    rhs_bias: [g, n] float, added to rows of local groups before the rounding.
     precision: for float32 operands: a `jax.lax.Precision` or its name, used for
       the gradients too. None is jax's default.
     config: how to compute; `Config()` by default.
@@ -123,6 +141,7 @@ def gmm(
     NotImplementedError: a valid request that the chosen backend cannot serve.
   """
   config = _checked_config(config)
+  rhs, rhs_scale = quantized.unpacked(rhs, rhs_scale, transpose_rhs)
   problem = checks.gmm_problem(
     lhs,
     rhs,
@@ -136,10 +155,14 @@ def gmm(
     precision=precision,
   )
   plan = _plan(problem, config, precision)
-  return _gmm(
-    plan,
-    _operands(problem, (lhs, rhs, existing_out), group_sizes, group_offset),
+  x = Operands(
+    lhs=lhs,
+    rhs=quantized.without_gradient(problem, rhs),
+    rhs_scale=quantized.scale_without_gradient(rhs_scale),
+    rhs_bias=rhs_bias,
+    existing_out=existing_out,
   )
+  return _gmm(plan, _operands(problem, x, group_sizes, group_offset))
 
 
 def tgmm(
@@ -192,9 +215,8 @@ def tgmm(
     precision=precision,
   )
   plan = _plan(problem, config, precision)
-  return _tgmm(
-    plan, _operands(problem, (lhs, dout, None), group_sizes, group_offset)
-  )
+  x = Operands(lhs=lhs, rhs=dout)
+  return _tgmm(plan, _operands(problem, x, group_sizes, group_offset))
 
 
 # ---- gmm and its VJP
@@ -207,6 +229,7 @@ def _gmm(plan: Plan, x: Operands) -> jax.Array:
 
 def _gmm_fwd(plan: Plan, x: Operands) -> tuple[jax.Array, Operands]:
   # Not _run: a second derivative differentiates this, too.
+  # Of the bias its dtype is needed, and its shape costs next to nothing.
   return _gmm(plan, x), dataclasses.replace(x, existing_out=None)
 
 
@@ -214,10 +237,11 @@ def _gmm_bwd(plan: Plan, x: Operands, dout: jax.Array) -> tuple[Operands]:
   p = plan.problem
   if dout.dtype == jax.dtypes.float0:
     return (Operands(lhs=None, rhs=None),)
-  dlhs = drhs = None
+  dlhs = drhs = dbias = None
+  bias, x = x.rhs_bias, dataclasses.replace(x, rhs_bias=None)
   if _has_gradient(p.lhs_dtype):
     dlhs = _gmm_dlhs(plan, x, dout)
-  if _has_gradient(p.rhs_dtype):
+  if quantized.has_gradient(p):
     drhs = _product(
       plan,
       dataclasses.replace(x, rhs=dout),
@@ -225,8 +249,10 @@ def _gmm_bwd(plan: Plan, x: Operands, dout: jax.Array) -> tuple[Operands]:
       transpose_out=p.transpose_rhs,
       preferred_element_type=p.rhs_dtype,
     )
+  if bias is not None:
+    dbias = _bias_gradient(plan, x, dout).astype(bias.dtype)
   existing = dout if p.has_existing else None
-  return (Operands(lhs=dlhs, rhs=drhs, existing_out=existing),)
+  return (Operands(lhs=dlhs, rhs=drhs, rhs_bias=dbias, existing_out=existing),)
 
 
 _gmm.defvjp(_gmm_fwd, _gmm_bwd)
@@ -251,6 +277,25 @@ def _gmm_dlhs(plan: Plan, x: Operands, dout: jax.Array) -> jax.Array:
     transpose_rhs=transpose,
     preferred_element_type=plan.problem.lhs_dtype,
   )
+
+
+def _bias_gradient(plan: Plan, x: Operands, dout: jax.Array) -> jax.Array:
+  """The sum of dout over each group's rows: ones^T @ dout, float32 [g, n]."""
+  ones = varying.vary_like(jnp.ones((plan.problem.m, 1), dout.dtype), dout)
+  # One column of lhs: tiles for a weight's k, or for its layout, do not apply.
+  config = dataclasses.replace(plan.config, tiling=None, rhs_layout="gkn")
+  sums = _product(
+    dataclasses.replace(
+      plan,
+      config=config,
+      precision=jax.lax.Precision.HIGHEST,
+      flipped=False,
+    ),
+    dataclasses.replace(x, lhs=ones, rhs=dout),
+    num_groups=plan.problem.g,
+    preferred_element_type=jnp.float32,
+  )
+  return sums[:, 0]
 
 
 # ---- tgmm and its VJP
@@ -313,16 +358,13 @@ def _plan(problem: Problem, config: Config, precision: Any) -> Plan:
 
 
 def _operands(
-  problem: Problem, arrays: tuple[Any, Any, Any], sizes: Any, offset: Any
+  problem: Problem, x: Operands, sizes: Any, offset: Any
 ) -> Operands:
   """Arrays that vary alike: here, where autodiff sees the casts."""
-  lhs, rhs, existing_out = arrays
-  x = Operands(
-    lhs=jnp.asarray(lhs),
-    rhs=jnp.asarray(rhs),
+  x = dataclasses.replace(
+    jax.tree.map(jnp.asarray, x),
     sizes=checks.canonical_sizes(sizes, problem.m),
     offset=checks.canonical_offset(offset, problem.g_total),
-    existing_out=None if existing_out is None else jnp.asarray(existing_out),
   )
   leaves, tree = jax.tree.flatten(x)
   return tree.unflatten(varying.vary_alike(*leaves))
@@ -342,6 +384,12 @@ def _product(
 ) -> jax.Array:
   """One product of a gradient, differentiable itself; tgmm if num_groups."""
   is_tgmm = "num_groups" in options
+  if is_tgmm:
+    x = dataclasses.replace(x, rhs_scale=None)
+  else:
+    options["rhs_scale"] = x.rhs_scale
+    if plan.problem.kind == "gmm":  # dlhs: the scale's k is now n
+      options["transpose_scale"] = plan.problem.scale_axis == "k"
   describe = checks.tgmm_problem if is_tgmm else checks.gmm_problem
   compute = config_lib.compute_dtype(x.lhs.dtype, x.rhs.dtype)
   precision = plan.precision if compute == jnp.float32 else None

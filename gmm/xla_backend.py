@@ -51,7 +51,9 @@ def gmm(
   sizes: jax.Array,
   offset: jax.Array,
   *,
-  existing_out: jax.Array | None,
+  rhs_scale: jax.Array | None = None,
+  rhs_bias: jax.Array | None = None,
+  existing_out: jax.Array | None = None,
   problem: Problem,
 ) -> jax.Array:
   """Multiplies each local group's rows by its matrix; other rows are zero.
@@ -61,6 +63,8 @@ def gmm(
     rhs: [g, k, n], or [g, n, k] with `problem.transpose_rhs`.
     sizes: canonical group sizes, int32 [g_total].
     offset: canonical offset of the first local group, int32 [1].
+    rhs_scale: None, or the weight's scale, as `problem.scale_shape` says.
+    rhs_bias: None, or [g, n], added to rows of local groups.
     existing_out: None, or [m, n], added before the one rounding.
     problem: what `checks.gmm_problem` made of the call.
 
@@ -71,16 +75,19 @@ def gmm(
   out = existing_out
   if out is None:
     out = jnp.zeros(p.out_shape, p.out_dtype)
-  out = varying.vary_like(out, lhs, rhs, sizes, offset)
+  more = [x for x in (rhs_scale, rhs_bias) if x is not None]
+  out = varying.vary_like(out, lhs, rhs, sizes, offset, *more)
   if p.is_empty:
     return out
-  if p.g_total == 1 and p.out_dtype == p.acc_dtype:
+  if p.g_total == 1 and p.out_dtype == p.acc_dtype and not more:
     return _gmm_of_one(lhs, rhs, sizes, offset, existing_out=out, problem=p)
   block = min(block_rows(p), max(_MIN_BLOCK, p.m // 8))
   dims = _gmm_dims(p)
   width = p.n
-  if p.g > 1:  # one weight is read in place, of many a panel is copied
+  if p.g > 1 or p.scale_block:
+    # One weight is read in place, unless it is scaled; else a panel is copied.
     item = max(p.rhs_dtype.itemsize, p.compute_dtype.itemsize)
+    item = 8 if p.scale_block else item
     width = _panel_width(p.n, p.m * p.n * p.out_dtype.itemsize // 2, p.k * item)
 
   out = _bits(out)
@@ -97,11 +104,20 @@ def gmm(
       weight = _slice(rhs, (i, first, zero), (1, width, p.k))[0]
     else:
       weight = _slice(rhs, (i, zero, first), (1, p.k, width))[0]
+    if rhs_scale is not None:
+      weight = weight.astype(jnp.float32) * _scale_of_panel(
+        rhs_scale, (i, first, width), p
+      )
+    if rhs_bias is not None:
+      bias = lax.dynamic_slice(rhs_bias, (i, first), (1, width))
+      bias = bias.astype(jnp.float32)
 
     def visit(row: jax.Array, out: jax.Array) -> jax.Array:
       at, mask = _window(row, rows[1], block, p.m)
       x = _slice(lhs, (at, zero), (block, p.k))
       y = _dot(x, weight, dims, p)
+      if rhs_bias is not None:
+        y = y.astype(wide) + bias
       old = lax.dynamic_slice(out, (at, first), (block, width))
       if p.has_existing:
         y = y.astype(wide) + _values(old, p.out_dtype).astype(wide)
@@ -113,6 +129,27 @@ def gmm(
 
   out = _for_panels(p, sizes, offset, width=width, body=panel, init=out)
   return _values(out, p.out_dtype)
+
+
+def _scale_of_panel(
+  scale: jax.Array, panel: tuple[jax.Array, jax.Array, int], problem: Problem
+) -> jax.Array:
+  """The scales of a panel of columns, float32, for each of its elements.
+
+  Args:
+    scale: as `problem.scale_shape` says.
+    panel: the group, the first column and their number.
+    problem: the product.
+  """
+  i, first, width = panel
+  own = lax.dynamic_index_in_dim(scale, i, keepdims=False).astype(jnp.float32)
+  if problem.scale_axis == "k":
+    own = lax.dynamic_slice_in_dim(own, first, width, axis=1)
+    own = jnp.repeat(own, problem.scale_block, axis=0)  # [k, width]
+    return own.T if problem.transpose_rhs else own
+  blocks = (first + lax.iota(jnp.int32, width)) // problem.scale_block
+  own = jnp.take(own, blocks, axis=0)  # [width, k]
+  return own if problem.transpose_rhs else own.T
 
 
 def _gmm_of_one(
@@ -306,9 +343,12 @@ def _dot(
   problem: Problem,
 ) -> jax.Array:
   """The dot of one visit: operands widened here, block by block."""
+  compute = problem.compute_dtype
+  if problem.scale_block:
+    compute = jnp.float32  # as the weight is, with its scale in it
   return lax.dot_general(
-    x.astype(problem.compute_dtype),
-    y.astype(problem.compute_dtype),
+    x.astype(compute),
+    y.astype(compute),
     dims,
     precision=problem.precision,
     preferred_element_type=problem.acc_dtype,

@@ -24,6 +24,7 @@ def gmm_v2(
   preferred_element_type: Any = None,
   rhs_scale: jax.Array | None = None,
   rhs_bias: jax.Array | None = None,
+  transpose_scale: bool = False,
   existing_out: jax.Array | None = None,
   precision: Any = None,
   tiling: tuple[int, int, int] | None = None,
@@ -35,20 +36,26 @@ def gmm_v2(
     out[r] = lhs[r] @ rhs[group(r) - group_offset]    rows of local groups
     out[r] = 0                                        every other row
 
-  and `existing_out`, where given, is added to all rows. Not differentiable: use
+  where `rhs` is scaled by `rhs_scale`; `rhs_bias` is added to rows of local
+  groups, and `existing_out` to all rows. Not differentiable: use
   `ops.gmm` for that.
 
   Args:
     lhs: [m, k].
-    rhs: [g, k, n], or [g, n, k] if `transpose_rhs`; read where it lies.
+    rhs: [g, k, n], or [g, n, k] if `transpose_rhs`; read where it lies. Also of
+      4 bits: int4, float4_e2m1fn.
     group_sizes: integers [g_total], g_total >= g. Rows of each group; clipped
       so that they add up to m at most.
     group_offset: int, or integer scalar or [1]: the group of `rhs[0]`.
     transpose_rhs: a static bool: NT instead of NN.
     preferred_element_type: the result's dtype. By default lhs's for 16- and
       32-bit floats, int32 for integers, bfloat16 for float8.
-    rhs_scale: must be None for now.
-    rhs_bias: must be None for now.
+    rhs_scale: [g, k_blocks, n] float32 or bfloat16, for a quantised `rhs`: the
+      weight in use is `rhs` times the scale of its block of k. k_blocks divides
+      k; k is as in `lhs` and n as in the result, however `rhs` lies.
+    rhs_bias: [g, n] float, added to rows of local groups before the rounding.
+    transpose_scale: a static bool: `rhs_scale` is [g, n_blocks, k], as in the
+      gradient of lhs, where k and n have changed places.
     existing_out: [m, n] in the result's dtype, updated in place if donated.
     precision: for float32 operands: a `jax.lax.Precision` or its name.
     tiling: (tile_m, tile_k, tile_n): rows, contraction, columns of the result.
@@ -74,6 +81,7 @@ def gmm_v2(
     existing_out=existing_out,
     rhs_scale=rhs_scale,
     rhs_bias=rhs_bias,
+    transpose_scale=transpose_scale,
     precision=precision,
   )
   checks.check_interpret(interpret)
@@ -83,9 +91,13 @@ def gmm_v2(
       return jnp.asarray(existing_out)
     return jnp.zeros(problem.out_shape, problem.out_dtype)
   operands = _operands(problem, group_sizes, group_offset, (lhs, rhs))
-  if existing_out is not None:
-    existing_out = jnp.asarray(existing_out)
-  return gmm_kernel.gmm(plan, operands, existing_out, interpret)
+  extras = gmm_kernel.Extras(
+    *(
+      None if x is None else jnp.asarray(x)
+      for x in (rhs_scale, rhs_bias, existing_out)
+    )
+  )
+  return gmm_kernel.gmm(plan, operands, extras, interpret)
 
 
 def tgmm_v2(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from gmm.kernels import grid, launch, products, zeros
+from gmm.kernels import grid, launch, products, scales, zeros
 from gmm.kernels.gmm_memory import (
   Ahead,
   Memory,
@@ -36,10 +36,24 @@ from gmm.kernels.plan import PIECE_N, Plan
 from gmm.kernels.products import Rows
 
 
+class Extras(NamedTuple):
+  """Operands that a product may do without.
+
+  Attributes:
+    scale: as `Problem.scale_shape` says.
+    bias: [g, n].
+    existing_out: [m, n].
+  """
+
+  scale: jax.Array | None = None
+  bias: jax.Array | None = None
+  existing_out: jax.Array | None = None
+
+
 def gmm(
   plan: Plan,
   operands: Sequence[jax.Array],
-  existing_out: jax.Array | None,
+  extras: Extras,
   interpret: Any,
 ) -> jax.Array:
   """Runs the kernel.
@@ -48,7 +62,7 @@ def gmm(
     plan: from `tiling.make_plan`.
     operands: sizes int32 [g_total] within [0, m], offset int32 [1] within
       [0, g_total], lhs [m, k], rhs [g, k, n] or [g, n, k], as before padding.
-    existing_out: [m, n] or None.
+    extras: what the product is made of besides, as before padding.
     interpret: False, True or InterpretParams.
 
   Returns:
@@ -64,19 +78,21 @@ def gmm(
     launch.pad_axes(lhs, {0: pad_m, 1: pad_k}),
     launch.pad_axes(rhs, {k_axis: pad_k, n_axis: pad_n}),
   ]
-  if existing_out is not None:
-    arrays.append(launch.pad_axes(existing_out, {0: pad_m, 1: pad_n}))
+  arrays += _padded_extras(plan, extras)
   flat, tree = jax.tree.flatten(scratch(plan))
   first_out = len(arrays) + 1
 
   def body(*refs: Any) -> None:
-    sizes_ref, offset_ref, lanes, lhs_ref, rhs_ref = refs[:5]
+    sizes_ref, offset_ref, lanes, lhs_ref, rhs_ref, *more = refs[:first_out]
     out_ref, *scratch_refs = refs[first_out:]
+    more = iter(more)
     memory = Memory(
       plan=plan,
       rows=grid.RowGrid.of(plan),
       lhs=lhs_ref,
       rhs=rhs_ref,
+      scale=next(more) if problem.scale_block else None,
+      bias=next(more) if problem.has_bias else None,
       out=out_ref,
       buf=jax.tree.unflatten(tree, scratch_refs),
       lanes=lanes,
@@ -89,12 +105,32 @@ def gmm(
     arrays,
     out_shape=(problem.m, problem.n),
     scratch_shapes=flat,
-    input_output_aliases={} if existing_out is None else {5: 0},
+    input_output_aliases={len(arrays): 0} if problem.has_existing else {},
     interpret=interpret,
   )
   if pad_m or pad_n:
     out = out[: problem.m - pad_m, : problem.n - pad_n]
   return out
+
+
+def _padded_extras(plan: Plan, extras: Extras) -> list[jax.Array]:
+  """Those that there are, in the order of the kernel's operands."""
+  problem = plan.problem
+  pad_m, _, pad_n = plan.pads
+  arrays = []
+  if extras.scale is not None:
+    _, blocks, lanes = problem.scale_shape
+    pads = {
+      1: blocks - extras.scale.shape[1],
+      2: lanes - extras.scale.shape[2],
+    }
+    arrays.append(launch.pad_axes(extras.scale, pads))
+  if extras.bias is not None:
+    bias = extras.bias.astype(np.float32)[:, None, :]
+    arrays.append(launch.pad_axes(bias, {2: pad_n}))
+  if extras.existing_out is not None:
+    arrays.append(launch.pad_axes(extras.existing_out, {0: pad_m, 1: pad_n}))
+  return arrays
 
 
 class _Body:
@@ -252,48 +288,75 @@ class _Body:
 
   # ---- arithmetic
 
-  def product(self, step: Step, at: Rows, k: int, n: pl.Slice) -> jax.Array:
-    """Some rows' first k columns times one piece of the weight tile."""
-    lhs = self.buf.lhs[step.lhs_slot, pl.ds(*at), pl.ds(0, k)]
-    if self.plan.problem.transpose_rhs:
-      rhs = self.buf.rhs[step.rhs_slot, n, pl.ds(0, k)]
-      return launch.dot(self.plan, lhs, rhs, (1, 1))
-    rhs = self.buf.rhs[step.rhs_slot, pl.ds(0, k), n]
-    return launch.dot(self.plan, lhs, rhs, (1, 0))
+  def tile(self, step: Step, at: Rows) -> scales.Tile:
+    """Some rows and the weight tile of a step."""
+    buf, transposed = self.buf, self.plan.problem.transpose_rhs
+
+    def rhs(k: pl.Slice, n: pl.Slice) -> jax.Array:
+      return buf.rhs[step.rhs_slot, *((n, k) if transposed else (k, n))]
+
+    scale = buf.scale
+    return scales.Tile(
+      plan=self.plan,
+      lhs=lambda k: buf.lhs[step.lhs_slot, pl.ds(*at), k],
+      rhs=rhs,
+      dot=lambda x, y: launch.dot(self.plan, x, y, (1, int(transposed))),
+      scale=None if scale is None else scale.at[step.rhs_slot],
+      inner=step.now.inner,
+      outer=step.now.outer,
+    )
+
+  def each_piece(
+    self,
+    step: Step,
+    at: Rows,
+    k: int,
+    fn: Callable[[pl.Slice, jax.Array], None],
+  ) -> None:
+    """Calls fn for pieces of columns of some rows' product over k columns."""
+    tile, place = self.tile(step, at), scales.place(self.plan.problem)
+    if place == "n":
+      scaled = scales.scale_lhs(tile, k)
+      for n in scales.pieces(self.plan):
+        fn(n, scales.product_of_blocks(tile, scaled, k, n))
+      return
+
+    def part(start: Any, size: int) -> None:
+      for n in launch.pieces(size, PIECE_N, start):
+        if place == "k":
+          fn(n, scales.sum_over_blocks(tile, k, n))
+        else:
+          columns = pl.ds(0, k)
+          fn(n, tile.dot(tile.lhs(columns), tile.rhs(columns, n)))
+
+    launch.each_part(self.plan.tile_n, self.plan.parts, part)
 
   def whole_k(self, step: Step, at: Rows) -> None:
-    def store(n: pl.Slice) -> None:
-      self.store(step, at, n, self.product(step, at, self.plan.tile_k, n))
-
-    self.each_piece(store)
+    self.each_piece(
+      step, at, self.plan.tile_k, functools.partial(self.store, step, at)
+    )
 
   def part_of_k(self, step: Step, k: int, at: Rows) -> None:
-    def add(n: pl.Slice) -> None:
-      value = self.product(step, at, k, n)
+    def add(n: pl.Slice, value: jax.Array) -> None:
       # The first k tile must not read what scratch memory holds.
       before = jnp.where(
         step.now.inner == 0, jnp.zeros_like(value), self.buf.acc[pl.ds(*at), n]
       )
       self.buf.acc[pl.ds(*at), n] = before + value
 
-    self.each_piece(add)
-
-  def each_piece(self, fn: Callable[[pl.Slice], None]) -> None:
-    """Calls fn for pieces of the tile's columns."""
-
-    def part(start: Any, size: int) -> None:
-      for n in launch.pieces(size, PIECE_N, start):
-        fn(n)
-
-    launch.each_part(self.plan.tile_n, self.plan.parts, part)
+    self.each_piece(step, at, k, add)
 
   def from_acc(self, step: Step, at: Rows) -> None:
     for n in launch.pieces(self.plan.tile_n, PIECE_N):
       self.store(step, at, n, self.buf.acc[pl.ds(*at), n])
 
   def store(self, step: Step, at: Rows, n: pl.Slice, value: jax.Array) -> None:
-    """Rounds once, after what exists has been added."""
+    """Rounds once, after scale, bias and what exists."""
     slot, out = step.out_slot, self.buf.out
+    if scales.place(self.plan.problem) == "out":
+      value = value * scales.row(self.buf.scale.at[step.rhs_slot], 0, n)
+    if self.buf.bias is not None:
+      value = value.astype(np.float32) + self.buf.bias[step.rhs_slot, :, n]
     if self.has_existing:
       wide = np.float32 if jnp.issubdtype(out.dtype, jnp.floating) else np.int32
       existing = self.buf.existing[slot, pl.ds(*at), n].astype(wide)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from gmm.kernels import scales
 from gmm.kernels.grid import GroupTable, RowGrid, Visit, move, parity
 from gmm.kernels.plan import Plan
 
@@ -27,6 +28,8 @@ class Buffers(NamedTuple):
     table: the local groups.
     lhs: VMEM [2, rows, tile_k].
     rhs: VMEM [w, tile_k, tile_n], or [w, tile_n, tile_k] in NT.
+    scale: VMEM [w, blocks, lanes], or None.
+    bias: VMEM [w, 1, tile_n] float32, or None.
     out: VMEM [2, rows, tile_n].
     existing: VMEM [2, rows, tile_n], or None.
     acc: VMEM [rows, tile_n] in float32 or int32; None if k is one tile.
@@ -41,6 +44,8 @@ class Buffers(NamedTuple):
   table: GroupTable
   lhs: Any
   rhs: Any
+  scale: Any
+  bias: Any
   out: Any
   existing: Any
   acc: Any
@@ -63,6 +68,12 @@ def scratch(plan: Plan) -> Buffers:
       (weights, n, k) if problem.transpose_rhs else (weights, k, n),
       problem.rhs_dtype,
     ),
+    scale=pltpu.VMEM(
+      (weights, *scales.shape_in_tile(plan)), problem.scale_dtype
+    )
+    if problem.scale_block
+    else None,
+    bias=pltpu.VMEM((weights, 1, n), jnp.float32) if problem.has_bias else None,
     out=pltpu.VMEM((2, rows, n), out),
     existing=pltpu.VMEM((2, rows, n), out) if problem.has_existing else None,
     acc=pltpu.VMEM((rows, n), problem.acc_dtype) if plan.k.count > 1 else None,
@@ -139,6 +150,8 @@ class Memory:
     rows: how rows are cut.
     lhs: [m, k] in HBM.
     rhs: [g, k, n] or [g, n, k] in HBM.
+    scale: [g, blocks, n] or, blocked along n, [g, blocks, k] in HBM, or None.
+    bias: [g, 1, n] in HBM, or None.
     out: [m, n] in HBM; holds existing_out, if there is one.
     buf: the scratch.
     lanes: SMEM [2], from `launch.last_lanes`.
@@ -148,6 +161,8 @@ class Memory:
   rows: RowGrid
   lhs: Any
   rhs: Any
+  scale: Any
+  bias: Any
   out: Any
   buf: Buffers
   lanes: Any
@@ -192,7 +207,7 @@ class Memory:
     self.plan.k.with_tile(step.now.inner, copy, self.lanes[0])
 
   def copy_rhs(self, weights: Weights, act: str) -> None:
-    """One tile of a group's weight, as it lies."""
+    """One tile of a group's weight, as it lies, and what belongs to it."""
     transposed = self.plan.problem.transpose_rhs
 
     def copy(k: tuple[pl.Slice, ...], n: tuple[pl.Slice, ...]) -> None:
@@ -213,6 +228,47 @@ class Memory:
         weights.outer, lambda *n: copy(k, n), n_lanes
       ),
       k_lanes,
+    )
+    if self.scale is not None:
+      self._copy_scale(weights, act)
+    if self.bias is not None:
+      self.plan.n.with_tile(
+        weights.outer,
+        lambda *n: self._copy_lanes(
+          self.bias, self.buf.bias, weights, (n, act)
+        ),
+        self.lanes[1],
+      )
+
+  def _copy_scale(self, weights: Weights, act: str) -> None:
+    """Every block of the tile's lanes: they are few, and lie together."""
+    along_n = self.plan.problem.scale_axis == "k"
+    axis, index, lanes = (
+      (self.plan.n, weights.outer, self.lanes[1])
+      if along_n
+      else (self.plan.k, weights.inner, self.lanes[0])
+    )
+    axis.with_tile(
+      index,
+      lambda *at: self._copy_lanes(
+        self.scale, self.buf.scale, weights, (at, act)
+      ),
+      lanes,
+    )
+
+  def _copy_lanes(
+    self,
+    source: Any,
+    target: Any,
+    weights: Weights,
+    what: tuple[tuple[pl.Slice, ...], str],
+  ) -> None:
+    (old, new), act = what
+    move(
+      source.at[weights.id, :, old],
+      target.at[weights.slot, :, new],
+      self.buf.rhs_sem.at[weights.slot],
+      act,
     )
 
   def copy_existing(self, step: Step, act: str) -> None:

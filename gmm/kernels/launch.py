@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm import varying
+from gmm.config import bits
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import Plan
 
@@ -102,7 +103,7 @@ def call(
     cost_estimate=pl.CostEstimate(
       flops=2 * problem.m * problem.k * problem.n,
       bytes_accessed=problem.m * problem.k * problem.lhs_dtype.itemsize
-      + weights * problem.rhs_dtype.itemsize
+      + weights * bits(problem.rhs_dtype) // 8
       + problem.m * problem.n * problem.out_dtype.itemsize,
       transcendentals=0,
     ),

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from gmm.config import Problem
+from gmm.config import Problem, bits
 from gmm.kernels.chip import ChipSpec
 from gmm.kernels.grid import LANES, Axis, round_up
 
@@ -128,8 +128,8 @@ class Plan:
 
 
 def sublanes(dtype: np.dtype) -> int:
-  """Rows of one packed VMEM tile of `dtype`: 8, 16 or 32."""
-  return 8 * (4 // dtype.itemsize)
+  """Rows of one packed VMEM tile of `dtype`: 8, 16, 32 or 64."""
+  return 8 * (32 // bits(dtype))
 
 
 def row_block(problem: Problem) -> int:

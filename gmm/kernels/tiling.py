@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 import jax.numpy as jnp
 import numpy as np
 
-from gmm.config import Problem
-from gmm.kernels import vmem
+from gmm.config import Problem, bits
+from gmm.kernels import scales, vmem
 from gmm.kernels.chip import ChipSpec
 from gmm.kernels.grid import LANES, cdiv, round_up
-from gmm.kernels.plan import Plan, row_block
+from gmm.kernels.plan import Plan, row_block, sublanes
 from gmm.timing import estimate, rates, steps, visits
 
 # A last tile's rows are moved in whole packed sublane tiles of any dtype.
@@ -178,12 +178,13 @@ def _plan_for(
   block = row_block(problem)
   m = round_up(problem.m, block)
   tile_m = min(round_up(tiling[0], block), m)
-  tile_k = _tile(problem.k, tiling[1])
-  tile_n = _tile(problem.n, tiling[2])
-  k = _padded(problem.k, tile_k)
-  n = _padded(problem.n, tile_n)
+  tile_k = _tile(problem.k, tiling[1], scales.unit(problem, "k"))
+  tile_n = _tile(problem.n, tiling[2], scales.unit(problem, "n"))
+  tail = max(TAIL_ROWS, sublanes(problem.rhs_dtype))
+  k = _padded(problem.k, tile_k, tail)
+  n = _padded(problem.n, tile_n, tail)
   plan = Plan(
-    problem=dataclasses.replace(problem, m=m, k=k, n=n),
+    problem=dataclasses.replace(scales.padded(problem, k, n), m=m),
     chip=chip,
     tile_m=tile_m,
     tile_k=tile_k,
@@ -227,15 +228,15 @@ def _run(plan: Plan) -> int:
   return run
 
 
-def _tile(size: int, tile: int) -> int:
-  """Clips to the dimension, which needs no alignment; else whole lanes."""
-  rounded = round_up(tile, LANES)
+def _tile(size: int, tile: int, unit: int) -> int:
+  """Clips to the dimension, which needs no alignment; else whole units."""
+  rounded = round_up(tile, unit)
   return size if rounded >= size else rounded
 
 
-def _padded(size: int, tile: int) -> int:
+def _padded(size: int, tile: int, rows: int) -> int:
   """A dimension in one tile may have any size; a last tile must be movable."""
-  return size if tile == size else round_up(size, TAIL_ROWS)
+  return size if tile == size else round_up(size, rows)
 
 
 def candidates(
@@ -292,7 +293,7 @@ def cost_seconds(plan: Plan) -> float:
 
 def _first_seconds(plan: Plan) -> float:
   """What nothing is computed beside: the first weight, or the last result."""
-  size = plan.tile_k * plan.tile_n * plan.problem.rhs_dtype.itemsize
+  size = plan.tile_k * plan.tile_n * bits(plan.problem.rhs_dtype) // 8
   return size / (plan.chip.hbm_bytes_per_second * rates.DMA_SHARE)
 
 
@@ -315,7 +316,7 @@ def _hbm_bytes(plan: Plan, visits: float) -> float:
   out = problem.m * problem.n * problem.out_dtype.itemsize
   return (
     lhs * plan.n.count
-    + reads * weights * problem.rhs_dtype.itemsize
+    + reads * weights * bits(problem.rhs_dtype) / 8
     + out * (2 if problem.has_existing else 1)
   )
 
@@ -328,4 +329,4 @@ def _padding_bytes(plan: Plan) -> int:
   weight = problem.g * problem.k * problem.n
   tgmm = problem.kind == "tgmm"
   dtype = problem.out_dtype if tgmm else problem.rhs_dtype
-  return 2 * weight * dtype.itemsize
+  return 2 * weight * bits(dtype) // 8

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from gmm.config import Problem
+from gmm.config import Problem, bits
+from gmm.kernels import scales
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import PIECE_N, Plan, sublanes
 
@@ -44,7 +45,12 @@ def buffers(plan: Plan) -> int:
     zeros += _padded_bytes(tail, problem.n, problem.out_dtype)
     return lhs + dout + out + acc + zeros
   rhs_shape = (n, k) if problem.transpose_rhs else (k, n)
-  rhs = plan.rhs_buffers * _padded_bytes(*rhs_shape, problem.rhs_dtype)
+  rhs = _padded_bytes(*rhs_shape, problem.rhs_dtype)
+  if problem.scale_block:
+    rhs += _padded_bytes(*scales.shape_in_tile(plan), problem.scale_dtype)
+  if problem.has_bias:
+    rhs += _padded_bytes(1, n, np.dtype(np.float32))
+  rhs *= plan.rhs_buffers
   out = _padded_bytes(rows, n, problem.out_dtype)
   out *= 4 if problem.has_existing else 2
   acc = _padded_bytes(rows, n, problem.acc_dtype) if plan.k.count > 1 else 0
@@ -55,7 +61,7 @@ def buffers(plan: Plan) -> int:
 def _padded_bytes(rows: int, columns: int, dtype: np.dtype) -> int:
   """Bytes of a matrix in VMEM."""
   padded = round_up(rows, sublanes(dtype)) * round_up(columns, LANES)
-  return padded * dtype.itemsize
+  return padded * bits(dtype) // 8
 
 
 def _most_spills(plan: Plan) -> int:
@@ -72,6 +78,9 @@ def _most_spills(plan: Plan) -> int:
     rows, rhs = plan.tile_k // plan.parts, sum(plan.products) * n
   result = rows * round_up(n, LANES) * 4
   wide = plan.compute_dtype.itemsize
+  if problem.scale_block:
+    # What is scaled, in float32: a second result, and lhs.
+    result += result + rows * plan.tile_k * (4 + wide)
   if _takes_passes(problem):
     return result + (lhs + rhs) * 3 * wide  # the parts that are multiplied
   if problem.rhs_dtype != plan.compute_dtype and _widens_slowly(plan):

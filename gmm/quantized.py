@@ -1,0 +1,106 @@
+"""Weights that arrive quantised: their forms, and what has no gradient."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gmm import config as config_lib
+from gmm.config import Problem
+
+
+def unpacked(rhs: Any, rhs_scale: Any, transpose_rhs: bool) -> tuple[Any, Any]:
+  """Takes a quantised array apart.
+
+  Args:
+    rhs: an array, or an object with a `qvalue` [g, k, n] (or [g, n, k]) and a
+      `scale` of the same rank: 1 or g by k_blocks by 1 or n, in the order of
+      the qvalue's axes. (qwix's QArray is one.)
+    rhs_scale: must be None for such an object.
+    transpose_rhs: whether the qvalue is [g, n, k].
+
+  Returns:
+    rhs and rhs_scale [g, k_blocks, n], as they came if `rhs` is an array.
+
+  Raises:
+    ValueError: two scales, or a scale that does not fit.
+    NotImplementedError: a zero point.
+  """
+  if not hasattr(rhs, "qvalue") or not hasattr(rhs, "scale"):
+    return rhs, rhs_scale
+  if rhs_scale is not None:
+    raise ValueError(
+      "`rhs` has a `scale` of its own and `rhs_scale` is given; drop one"
+    )
+  if getattr(rhs, "zero_point", None) is not None:
+    raise NotImplementedError(
+      "`rhs` has a `zero_point`; want a symmetrically quantised weight"
+    )
+  value, scale = rhs.qvalue, rhs.scale
+  if len(value.shape) != 3 or len(scale.shape) != 3:
+    names = "[g, n, k]" if transpose_rhs else "[g, k, n]"
+    raise ValueError(
+      f"`rhs` has a qvalue of shape {list(value.shape)} and a scale of shape "
+      f"{list(scale.shape)}; want {names} and as many axes in the scale"
+    )
+  if transpose_rhs:
+    scale = scale.swapaxes(1, 2)
+  g, n = value.shape[0], value.shape[1 if transpose_rhs else 2]
+  if scale.shape[0] not in (1, g) or scale.shape[2] not in (1, n):
+    raise ValueError(
+      f"`rhs` has a qvalue of shape {list(value.shape)} and a scale of shape "
+      f"{list(rhs.scale.shape)}; want scales of blocks along k only: 1 or "
+      f"g = {g} of them for the groups, 1 or n = {n} for the columns"
+    )
+  return value, jnp.broadcast_to(scale, (g, scale.shape[1], n))
+
+
+def has_gradient(problem: Problem) -> bool:
+  """Whether the weight of a gmm is one that training may change."""
+  kind = config_lib.DTYPES[problem.rhs_dtype].kind
+  return kind == "float" or (kind == "float8" and not problem.scale_block)
+
+
+def without_gradient(problem: Problem, rhs: Any) -> Any:
+  """`rhs`, which refuses its gradient if it has none (integers: zeros)."""
+  is_integer = config_lib.DTYPES[problem.rhs_dtype].kind == "int"
+  if is_integer or has_gradient(problem):
+    return rhs
+  message = (
+    f"the gradient of `rhs` is wanted, but `rhs` is {problem.rhs_dtype} that "
+    "has been quantised; differentiate with respect to the other operands, or "
+    "pass `jax.lax.stop_gradient(rhs)`"
+  )
+  return _refuse(message, jnp.asarray(rhs))
+
+
+def scale_without_gradient(rhs_scale: Any) -> Any:
+  """`rhs_scale`, which refuses its gradient."""
+  if rhs_scale is None:
+    return None
+  message = (
+    "the gradient of `rhs_scale` is wanted, which is not supported; "
+    "differentiate with respect to the other operands, or pass "
+    "`jax.lax.stop_gradient(rhs_scale)`"
+  )
+  return _refuse(message, jnp.asarray(rhs_scale))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _refuse(message: str, x: jax.Array) -> jax.Array:
+  """The identity; raises NotImplementedError where it is differentiated."""
+  del message
+  return x
+
+
+@functools.partial(_refuse.defjvp, symbolic_zeros=True)
+def _(
+  message: str, primals: tuple[jax.Array], tangents: tuple[Any]
+) -> tuple[jax.Array, Any]:
+  (x,), (tangent,) = primals, tangents
+  if isinstance(tangent, jax.custom_derivatives.SymbolicZero):
+    return x, tangent
+  raise NotImplementedError(message)
