@@ -168,8 +168,13 @@ def tgmm_problem(
   )
 
 
-def pallas_refusal(problem: Problem) -> str | None:
-  """Says why the Pallas kernels cannot take the problem's formats, or None."""
+def pallas_refusal(problem: Problem, chip: Any = None) -> str | None:
+  """Says why the Pallas kernels cannot take the problem's formats, or None.
+
+  Args:
+    problem: the product.
+    chip: the ChipSpec that it is for, or None to ask about all chips.
+  """
   second = "rhs" if problem.kind == "gmm" else "dout"
   for name, dtype in (
     ("lhs", problem.lhs_dtype),
@@ -181,12 +186,17 @@ def pallas_refusal(problem: Problem) -> str | None:
       return (
         f"`{name}` is {dtype} on the Pallas backend: {row.refused_by_pallas}"
       )
+    if chip is not None and dtype.name in chip.lacks:
+      return (
+        f"`{name}` is {dtype}, which {chip.name} cannot load; use int4, a "
+        "float8 or int8, a chip that has it, or backend='xla'"
+      )
   return None
 
 
-def check_pallas_dtypes(problem: Problem) -> None:
+def check_pallas_dtypes(problem: Problem, chip: Any = None) -> None:
   """Raises NotImplementedError for formats that the kernels cannot take."""
-  refusal = pallas_refusal(problem)
+  refusal = pallas_refusal(problem, chip)
   if refusal is not None:
     raise NotImplementedError(refusal)
 

@@ -208,8 +208,10 @@ class Problem:
 
   @property
   def is_empty(self) -> bool:
-    """True when there is nothing to multiply: the product is zeros."""
-    return 0 in (self.m, self.k, self.n, self.g)
+    """True when there is nothing to add up: the product is zeros."""
+    if 0 in (self.m, self.n, self.g):
+      return True
+    return self.k == 0 and not self.has_bias
 
 
 # ---- the caller's choices

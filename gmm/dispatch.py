@@ -67,9 +67,11 @@ def product(problem: Problem, config: Config, *, flipped: bool) -> Product:
     tiling = (tiling[0], tiling[2], tiling[1])
   backend = config.effective_backend
   if backend in ("pallas", "interpret"):
-    checks.check_pallas_dtypes(problem)
-  elif backend == "auto" and checks.pallas_refusal(problem) is not None:
-    backend = "xla"  # "auto" serves what one of the backends can
+    checks.check_pallas_dtypes(problem, chips.resolve(config.chip))
+  elif backend == "auto":
+    refusal = checks.pallas_refusal(problem, chips.resolve(config.chip))
+    if refusal is not None:
+      backend = "xla"  # "auto" serves what one of the backends can
   transposed = problem.transpose_rhs or problem.transpose_out
   return Product(
     problem=problem,

@@ -16,6 +16,7 @@ from gmm import kernels, ops
 M, K, N, G = 6, 16, 24, 3
 LHS = np.zeros((M, K), np.float32)
 RHS = np.zeros((G, K, N), np.float32)
+RHS8 = np.zeros((G, K, N), np.int8)
 DOUT = np.zeros((M, N), np.float32)
 SIZES = np.zeros((G,), np.int32)
 
@@ -193,12 +194,6 @@ GMM = SHARED | {
     "`rhs`",
     "float64",
   ),
-  "rhs_int4": (
-    NotImplementedError,
-    {"rhs": like((G, K, N), jnp.int4)},
-    "`rhs`",
-    "int4",
-  ),
   "transpose_rhs": (TypeError, {"transpose_rhs": 1}, "`transpose_rhs`", "1"),
   "existing_rank": (
     ValueError,
@@ -227,12 +222,92 @@ GMM = SHARED | {
     "bfloat16",
     "float32",
   ),
-  "rhs_scale": (
-    NotImplementedError,
+  "scale_of_f32": (
+    TypeError,
     {"rhs_scale": like((G, 1, N))},
     "`rhs_scale`",
+    "`rhs` is float32",
+    "int8",
   ),
-  "rhs_bias": (NotImplementedError, {"rhs_bias": like((G, N))}, "`rhs_bias`"),
+  "scale_of_int8_lhs": (
+    NotImplementedError,
+    {"lhs": like((M, K), "i1"), "rhs": RHS8, "rhs_scale": like((G, 1, N))},
+    "`lhs` is int8",
+    "`rhs_scale`",
+  ),
+  "scale_rank": (
+    ValueError,
+    {"rhs": RHS8, "rhs_scale": like((G, N))},
+    "`rhs_scale`",
+    "[3, 24]",
+    "[g, k_blocks, n]",
+  ),
+  "scale_float16": (
+    TypeError,
+    {"rhs": RHS8, "rhs_scale": like((G, 1, N), "f2")},
+    "`rhs_scale`",
+    "float16",
+    "float32",
+  ),
+  "scale_list": (
+    TypeError,
+    {"rhs": RHS8, "rhs_scale": [1.0]},
+    "`rhs_scale`",
+    "list",
+  ),
+  "scale_n": (
+    ValueError,
+    {"rhs": RHS8, "rhs_scale": like((G, 1, K))},
+    "`rhs_scale`",
+    "[3, 1, 16]",
+    "[3, k_blocks, 24]",
+  ),
+  "scale_g": (
+    ValueError,
+    {"rhs": RHS8, "rhs_scale": like((1, 1, N))},
+    "`rhs_scale`",
+    "g = 3",
+  ),
+  "scale_blocks": (
+    ValueError,
+    {"rhs": RHS8, "rhs_scale": like((G, 3, N))},
+    "`rhs_scale`",
+    "k = 16",
+    "divide",
+  ),
+  "scale_no_blocks": (
+    ValueError,
+    {"rhs": RHS8, "rhs_scale": like((G, 0, N))},
+    "`rhs_scale`",
+    "divide",
+  ),
+  "bias_rank": (
+    ValueError,
+    {"rhs_bias": like((N,))},
+    "`rhs_bias`",
+    "[24]",
+    "[g, n]",
+  ),
+  "bias_n": (
+    ValueError,
+    {"rhs_bias": like((G, K))},
+    "`rhs_bias`",
+    "[3, 16]",
+    "n = 24",
+  ),
+  "bias_int": (
+    TypeError,
+    {"rhs_bias": like((G, N), "i4")},
+    "`rhs_bias`",
+    "int32",
+  ),
+  "bias_of_integers": (
+    TypeError,
+    {"lhs": like((M, K), "i1"), "rhs": RHS8, "rhs_bias": like((G, N))},
+    "`rhs_bias`",
+    "int32",
+    "preferred_element_type",
+  ),
   "precision_of_bf16": (
     ValueError,
     {
@@ -392,6 +467,20 @@ def test_float16_is_for_the_xla_backend(backend):
       call()
   for name in ("xla", "auto"):
     assert call_gmm(ops.gmm, config=ops.Config(backend=name), **half).shape
+
+
+@pytest.mark.parametrize("backend", ["pallas", "interpret"])
+def test_chips_without_a_format_say_so(backend):
+  four = {"rhs": like((G, K, N), "float4_e2m1fn")}
+  config = ops.Config(backend=backend, chip="v6e")
+  for call in (
+    lambda: call_gmm(ops.gmm, config=config, **four),
+    lambda: call_gmm(kernels.gmm_v2, chip="v6e", **four),
+  ):
+    with pytest.raises(NotImplementedError, match="`rhs`.*float4.*v6e.*int4"):
+      call()
+  for config in (ops.Config(backend="xla"), ops.Config(chip="v6e")):
+    assert call_gmm(ops.gmm, config=config, **four).shape == (M, N)
 
 
 def test_pallas_on_another_platform_says_so():

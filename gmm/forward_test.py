@@ -23,7 +23,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_products(case, backend):
-  if case.refused_by(backend):
+  if harness.refuses(case, backend):
     with pytest.raises(NotImplementedError):
       harness.run_products(case, backend)
     return

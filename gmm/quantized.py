@@ -74,7 +74,7 @@ def without_gradient(problem: Problem, rhs: Any) -> Any:
     "has been quantised; differentiate with respect to the other operands, or "
     "pass `jax.lax.stop_gradient(rhs)`"
   )
-  return _refuse(message, jnp.asarray(rhs))
+  return _refuse((TypeError, message), jnp.asarray(rhs))
 
 
 def scale_without_gradient(rhs_scale: Any) -> Any:
@@ -86,21 +86,24 @@ def scale_without_gradient(rhs_scale: Any) -> Any:
     "differentiate with respect to the other operands, or pass "
     "`jax.lax.stop_gradient(rhs_scale)`"
   )
-  return _refuse(message, jnp.asarray(rhs_scale))
+  return _refuse((NotImplementedError, message), jnp.asarray(rhs_scale))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _refuse(message: str, x: jax.Array) -> jax.Array:
-  """The identity; raises NotImplementedError where it is differentiated."""
-  del message
+def _refuse(why: tuple[type[Exception], str], x: jax.Array) -> jax.Array:
+  """The identity; raises an error where it is differentiated."""
+  del why
   return x
 
 
 @functools.partial(_refuse.defjvp, symbolic_zeros=True)
 def _(
-  message: str, primals: tuple[jax.Array], tangents: tuple[Any]
+  why: tuple[type[Exception], str],
+  primals: tuple[jax.Array],
+  tangents: tuple[Any],
 ) -> tuple[jax.Array, Any]:
   (x,), (tangent,) = primals, tangents
   if isinstance(tangent, jax.custom_derivatives.SymbolicZero):
     return x, tangent
-  raise NotImplementedError(message)
+  error, message = why
+  raise error(message)

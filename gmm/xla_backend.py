@@ -88,7 +88,8 @@ def gmm(
     # One weight is read in place, unless it is scaled; else a panel is copied.
     item = max(p.rhs_dtype.itemsize, p.compute_dtype.itemsize)
     item = 8 if p.scale_block else item
-    width = _panel_width(p.n, p.m * p.n * p.out_dtype.itemsize // 2, p.k * item)
+    budget = p.m * p.n * p.out_dtype.itemsize // 2
+    width = _panel_width(p.n, budget, max(p.k, 1) * item)
 
   out = _bits(out)
   zero = jnp.int32(0)
@@ -104,7 +105,7 @@ def gmm(
       weight = _slice(rhs, (i, first, zero), (1, width, p.k))[0]
     else:
       weight = _slice(rhs, (i, zero, first), (1, p.k, width))[0]
-    if rhs_scale is not None:
+    if rhs_scale is not None and p.k:
       weight = weight.astype(jnp.float32) * _scale_of_panel(
         rhs_scale, (i, first, width), p
       )

@@ -43,6 +43,7 @@ MAIN_DTYPES: Mapping[str, Dtypes] = {
   "e4m3_e5m2": Dtypes(lhs="float8_e4m3fn", rhs="float8_e5m2"),
 }
 
+_HAVE_FLOAT4 = ("tpu7x",)
 _KERNEL_BACKENDS = ("interpret", "pallas")
 
 # Further formats, with one shape each.
@@ -59,12 +60,35 @@ MORE_DTYPES: Mapping[str, Dtypes] = {
   "bf16_to_f16": Dtypes(
     lhs="bfloat16", rhs="bfloat16", out="float16", refused_by=_KERNEL_BACKENDS
   ),
-  "bf16_i4": Dtypes(
-    lhs="bfloat16", rhs="int4", refused_by=("xla", *_KERNEL_BACKENDS)
-  ),
+  "bf16_i4": Dtypes(lhs="bfloat16", rhs="int4"),
+  "i8_i4": Dtypes(lhs="int8", rhs="int4"),
+  "f32_f4": Dtypes(lhs="float32", rhs="float4_e2m1fn"),
 }
 
-DTYPES: Mapping[str, Dtypes] = {**MAIN_DTYPES, **MORE_DTYPES}
+# Floats times a quantised weight: what meets every form of scales.
+QUANTIZED_DTYPES: Mapping[str, Dtypes] = {
+  "bf16_i8": MAIN_DTYPES["bf16_i8"],
+  "bf16_i4": MORE_DTYPES["bf16_i4"],
+  "bf16_e4m3": MORE_DTYPES["bf16_e4m3"],
+  "bf16_e5m2": Dtypes(lhs="bfloat16", rhs="float8_e5m2"),
+  "bf16_f4": Dtypes(lhs="bfloat16", rhs="float4_e2m1fn"),
+  "f32_i8": MORE_DTYPES["f32_i8"],
+  "f32_i4": Dtypes(lhs="float32", rhs="int4"),
+  "e4m3_i4": Dtypes(lhs="float8_e4m3fn", rhs="int4", out="float32"),
+}
+
+DTYPES: Mapping[str, Dtypes] = {
+  **MAIN_DTYPES,
+  **MORE_DTYPES,
+  **QUANTIZED_DTYPES,
+}
+
+# Values of a quantised weight's scales, and of what is multiplied by it.
+#   steep   a factor of 100 from block to block
+#   zeros   every third scale is zero
+#   tiny    near float32's smallest numbers
+#   faint   lhs is, down to numbers that are flushed to zero
+VALUES = ("plain", "steep", "zeros", "tiny", "faint")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,6 +108,10 @@ class Case:
     dtypes: a key of `DTYPES`.
     transpose_rhs: whether rhs is [g, n, k].
     existing_out: whether it is given.
+    scale_blocks: k_blocks of rhs_scale, 0 where it is left out.
+    scale_dtype: of rhs_scale and rhs_bias.
+    values: one of `VALUES`.
+    bias: whether rhs_bias is given.
     tiling: (tile_m, tile_k, tile_n) in the weight's terms, or None.
     chip: what interpreted kernels are planned for; a TPU runs its own plan.
     poison: what fills everything that must not be read: "nan", "inf" or
@@ -101,6 +129,10 @@ class Case:
   dtypes: str = "f32"
   transpose_rhs: bool = False
   existing_out: bool = False
+  scale_blocks: int = 0
+  scale_dtype: str = "float32"
+  values: str = "plain"
+  bias: bool = False
   tiling: Tiling | None = None
   chip: str = "v6e"
   poison: str = "nan"
@@ -119,6 +151,11 @@ class Case:
   def formats(self) -> Dtypes:
     """What `dtypes` stands for."""
     return DTYPES[self.dtypes]
+
+  @property
+  def has_drhs(self) -> bool:
+    """Whether the weight's gradient is a product: not of a quantised one."""
+    return not self.scale_blocks and not self.formats.rhs.startswith("float4")
 
   @property
   def offset_is_static(self) -> bool:
@@ -142,6 +179,7 @@ class Case:
       group_offset=offset,
       offset_form="" if offset is None else self.offset_form,
       poison="",
+      values="",
     )
 
   @property
@@ -156,10 +194,20 @@ class Case:
       f"g{p.g}of{p.g_total}",
       "none" if p.group_offset is None else f"{p.offset_form}{p.group_offset}",
       "add" if p.existing_out else "new",
+      *([f"s{p.scale_blocks}"] if p.scale_blocks else []),
+      *(["bias"] if p.bias else []),
+      *([p.scale_dtype] if p.scale_blocks or p.bias else []),
       p.chip,
     )
     return "-".join(parts)
 
-  def refused_by(self, backend: str) -> bool:
-    """Whether `backend` must raise NotImplementedError."""
+  def refused_by(self, backend: str, chip: str | None = None) -> bool:
+    """Whether `backend` must raise NotImplementedError.
+
+    Args:
+      backend: "interpret", "pallas" or "xla".
+      chip: that is attached, for "pallas"; the case's own by default.
+    """
+    if backend in _KERNEL_BACKENDS and self.formats.rhs.startswith("float4"):
+      return (chip or self.chip) not in _HAVE_FLOAT4
     return backend in self.formats.refused_by

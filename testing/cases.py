@@ -15,7 +15,7 @@ Nothing here imports jax.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from testing import covering, field_cases, patterns
+from testing import covering, field_cases, patterns, quantized_cases
 from testing.case import MAIN_DTYPES, MORE_DTYPES, Case, Tiling
 
 # ---- the covering design
@@ -117,6 +117,7 @@ def _all_cases() -> tuple[Case, ...]:
     *(_case_of(row) for row in designed_rows()),
     *_rows_of_more_dtypes(),
     *field_cases.rows(),
+    *quantized_cases.rows(),
   )
 
 
@@ -151,6 +152,8 @@ def _few_cases() -> tuple[Case, ...]:
   about_gradients = ("C03-empty-", "C06-past_the_sum-f32", "C20-", "no")
   chosen += [c for c in CASES if c.name.startswith(about_gradients)]
   chosen += [c for c in CASES if c.refused_by("interpret")]
+  quantised = ("C14-spans-T", "blocks_in_tiles-N-steep", "bias-bf16-N-add")
+  chosen += [c for c in CASES if c.name.startswith(quantised)]
   return tuple(dict.fromkeys(chosen))
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gmm import kernels, ops
+from gmm.kernels import chip as chips
 from reference import oracle
 from testing import compiling, inputs, races, tolerance
 from testing.case import Case
@@ -28,6 +29,7 @@ Results = Mapping[str, np.ndarray]
 RESULTS = ("out", "dlhs", "drhs")
 
 _OPERANDS = ("lhs", "rhs")
+_MORE_OPERANDS = ("rhs_bias", "existing_out")
 
 
 def run_products(
@@ -46,11 +48,13 @@ def run_products(
     x: operands, None for those of `inputs.make`.
     cores: that the interpreter runs side by side where the case's chip has
       several; with 1 they take turns. Several make every run compile anew.
-    names: which of the results.
+    names: which of the results; a quantised weight has no "drhs".
 
   Returns:
     "out", "dlhs" and "drhs", each in the layout of its operand.
   """
+  if not case.has_drhs:
+    names = tuple(name for name in names if name != "drhs")
   program = _products_program(case.program, backend, cores=cores, names=names)
   return _run(program, inputs.make(case) if x is None else x, backend)
 
@@ -64,7 +68,7 @@ def run_vjp(case: Case, backend: str, **flags: Any) -> Results:
     **flags: more of `ops.Config`.
 
   Returns:
-    "out", and for operands that have gradients "dlhs", "drhs" and
+    "out", and for operands that have gradients "dlhs", "drhs", "drhs_bias" and
     "dexisting_out".
   """
   options = {
@@ -76,6 +80,12 @@ def run_vjp(case: Case, backend: str, **flags: Any) -> Results:
   }
   config = ops.Config(**(options | flags))
   return _run(_vjp_program(case.program, config), inputs.make(case), backend)
+
+
+def refuses(case: Case, backend: str) -> bool:
+  """Whether `backend` must raise NotImplementedError on this machine."""
+  chip = chips.resolve().name if backend == "pallas" else None
+  return case.refused_by(backend, chip)
 
 
 def vjp_jaxpr(case: Case, config: ops.Config) -> Any:
@@ -100,6 +110,7 @@ def check(case: Case, results: Results, **flags: bool) -> None:
   dtypes = {"out": inputs.out_dtype(case)}
   for operand in _OPERANDS:
     dtypes[f"d{operand}"] = inputs.gradient_dtype(case, operand)
+  dtypes["drhs_bias"] = jnp.dtype(case.scale_dtype)
   for name, got in results.items():
     where = f"{name} of {case}, {flags or 'default flags'}"
     if name == "dexisting_out":
@@ -165,6 +176,8 @@ def _products_program(
         transpose_rhs=program.transpose_rhs,
         preferred_element_type=program.formats.out,
         existing_out=x["existing_out"],
+        rhs_scale=x["rhs_scale"],
+        rhs_bias=x["rhs_bias"],
         tiling=tiling,
         **shared,
       )
@@ -175,6 +188,8 @@ def _products_program(
         sizes,
         transpose_rhs=not program.transpose_rhs,
         preferred_element_type=out_of["lhs"],
+        rhs_scale=x["rhs_scale"],
+        transpose_scale=True,
         tiling=transposed_tiling,
         **shared,
       )
@@ -210,9 +225,24 @@ def _kernel_products(
 def _xla_products() -> tuple[Callable, Callable]:
   config = ops.Config(backend="xla")
 
-  def product(*operands, tiling, **options):
+  def product(x, rhs, *operands, tiling, transpose_scale=False, **options):
     del tiling  # has none
-    return ops.gmm(*operands, config=config, **options)
+    call = functools.partial(ops.gmm, config=config)
+    if not transpose_scale or options["rhs_scale"] is None:
+      return call(x, rhs, *operands, **options)
+    # Scales along the columns are not for users to give, but for gradients.
+    options["transpose_rhs"] = not options["transpose_rhs"]
+    like = jnp.zeros(
+      (x.shape[0], rhs.shape[2 if options["transpose_rhs"] else 1]),
+      options.pop("preferred_element_type"),
+    )
+    _, vjp = jax.vjp(
+      lambda lhs: call(
+        lhs, rhs, *operands, preferred_element_type=x.dtype, **options
+      ),
+      like,
+    )
+    return vjp(x)[0]
 
   def transposed(*operands, tiling, transpose_out, **options):
     del tiling
@@ -233,6 +263,8 @@ def _vjp_program(program: Case, config: ops.Config) -> Callable:
       transpose_rhs=program.transpose_rhs,
       preferred_element_type=program.formats.out,
       existing_out=x["existing_out"],
+      rhs_scale=x["rhs_scale"],
+      rhs_bias=x["rhs_bias"],
       precision=program.formats.precision,
       config=config,
     )
@@ -244,12 +276,14 @@ def _vjp_program(program: Case, config: ops.Config) -> Callable:
 
   @functools.partial(jax.jit, compiler_options=options)
   def run(x: dict[str, jax.Array | None]) -> dict[str, jax.Array]:
-    operands = {name: x[name] for name in (*_OPERANDS, "existing_out")}
+    operands = {name: x[name] for name in (*_OPERANDS, *_MORE_OPERANDS)}
+    if not (program.has_drhs or inputs.is_integer(x["rhs"].dtype)):
+      del operands["rhs"]
     out, vjp = jax.vjp(lambda operands: gmm(x | operands), operands)
     if inputs.is_integer(out.dtype):
       return {"out": out}
     (grads,) = vjp(x["dout"].astype(out.dtype))
-    for name in _OPERANDS:
+    for name in set(_OPERANDS) & set(operands):
       has_gradient = grads[name].dtype != jax.dtypes.float0
       if has_gradient == inputs.is_integer(x[name].dtype):
         raise AssertionError(
@@ -283,6 +317,7 @@ def _check_same(where: str, got: np.ndarray, want: np.ndarray) -> None:
 def _check_elements(
   where: str, case: Case, got: np.ndarray, want: tolerance.Expected
 ) -> None:
+  name = where.split()[0]
   # A NaN is not close to anything, so it must not hide behind a comparison.
   error = np.abs(got - want.value)
   wrong = ~(error <= want.bound)
@@ -292,7 +327,7 @@ def _check_elements(
   worst = np.unravel_index(np.argmax(np.where(wrong, excess, -1)), got.shape)
   raise AssertionError(
     f"{where}: {wrong.sum()} of {wrong.size} elements are off; the worst is "
-    f"[{', '.join(map(str, worst))}] of {_group_of(case, worst)}: got "
+    f"[{', '.join(map(str, worst))}] of {_group_of(name, case, worst)}: got "
     f"{got[worst]!r}, expected {want.value[worst]!r} +- {want.bound[worst]:.3g}"
   )
 
@@ -306,6 +341,7 @@ def _check_exact_zeros(case: Case, x: inputs.Inputs, results: Results) -> None:
     ("out", lambda r: r[~rows], nothing),
     ("dlhs", lambda r: r[~rows], 0),
     ("drhs", lambda r: r[~groups], 0),
+    ("drhs_bias", lambda r: r[~groups], 0),
   ):
     if name in results and not np.all(got(results[name]) == want):
       raise AssertionError(
@@ -313,8 +349,8 @@ def _check_exact_zeros(case: Case, x: inputs.Inputs, results: Results) -> None:
       )
 
 
-def _group_of(case: Case, index: tuple[np.intp, ...]) -> str:
-  if len(index) == 3:
+def _group_of(name: str, case: Case, index: tuple[np.intp, ...]) -> str:
+  if name.startswith("drhs"):
     return f"local group {index[0]}"
   rows = oracle.local_rows(
     case.group_sizes,

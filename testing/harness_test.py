@@ -30,11 +30,13 @@ def _correct(case: Case) -> dict[str, np.ndarray]:
   """The oracle's results in the dtypes that a backend returns."""
   x = inputs.make(case)
   want = tolerance.expected(case, x, on_tpu=False)
-  results = {
-    "out": want["out"].value.astype(inputs.out_dtype(case)),
-    "dlhs": want["dlhs"].value.astype(inputs.gradient_dtype(case, "lhs")),
-    "drhs": want["drhs"].value.astype(inputs.gradient_dtype(case, "rhs")),
+  dtypes = {
+    "out": inputs.out_dtype(case),
+    "dlhs": inputs.gradient_dtype(case, "lhs"),
+    "drhs": inputs.gradient_dtype(case, "rhs"),
+    "drhs_bias": jnp.dtype(case.scale_dtype),
   }
+  results = {name: want[name].value.astype(dtypes[name]) for name in want}
   if x.existing_out is not None:
     results["dexisting_out"] = x.dout.astype(results["out"].dtype)
   return results
@@ -42,8 +44,6 @@ def _correct(case: Case) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", cases.CASES[::7], ids=lambda c: c.name)
 def test_what_the_oracle_says_passes(case):
-  if case.formats.rhs == "int4":
-    return
   harness.check(case, _correct(case))
 
 
@@ -107,10 +107,19 @@ def test_another_dtype_or_shape_fails(name):
 def test_everything_outside_is_poisoned_and_nothing_else(case):
   x = inputs.make(case)
   rows, groups = inputs.local_rows_and_groups(case)
-  top = 127  # of what is drawn; poisoned integers are at the format's ends
-  for array, inside in ((x.lhs, rows), (x.dout, rows), (x.rhs, groups)):
+  # Of what is drawn; poisoned integers and narrow floats are at the ends.
+  arrays = [(x.lhs, rows), (x.dout, rows), (x.rhs, groups)]
+  for of_groups in (x.rhs_scale, x.rhs_bias):
+    if of_groups is not None:
+      outside = of_groups[~groups].astype(np.float64)
+      assert np.all(~(np.abs(outside) < 1e37))
+      assert np.all(np.isfinite(of_groups[groups].astype(np.float64)))
+  for array, inside in arrays:
     wide = np.nan_to_num(np.abs(array.astype(np.float64)), nan=np.inf)
-    small = top if inputs.is_integer(array.dtype) else 10
+    if inputs.is_integer(array.dtype):
+      small = min(127, jnp.iinfo(array.dtype).max)
+    else:
+      small = min(10, float(jnp.finfo(array.dtype).max))
     assert np.all(wide[inside] <= small)
     assert np.all(wide[~inside] >= small)
 

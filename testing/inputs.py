@@ -22,6 +22,8 @@ class Inputs:
     group_sizes: int32 [g_total].
     group_offset: an int or an array, None where the case has none.
     existing_out: [m, n], None where the case has none.
+    rhs_scale: [g, k_blocks, n], None where the case has none.
+    rhs_bias: [g, n], None where the case has none.
   """
 
   lhs: np.ndarray
@@ -30,6 +32,8 @@ class Inputs:
   group_sizes: np.ndarray
   group_offset: np.ndarray | int | None
   existing_out: np.ndarray | None
+  rhs_scale: np.ndarray | None
+  rhs_bias: np.ndarray | None
 
 
 def out_dtype(case: Case) -> np.dtype:
@@ -74,19 +78,37 @@ def make(case: Case) -> Inputs:
   """The operands of `case`: the same ones in every process.
 
   Each operand has its own random stream. Poisoned are the rows of lhs and dout
-  that belong to no local group, and the weights of local groups without rows.
+  that belong to no local group, and the weights of local groups without rows,
+  with their scales and biases.
   """
-  seeds = np.random.SeedSequence(zlib.crc32(case.name.encode())).spawn(4)
-  lhs, rhs, dout, existing = (np.random.default_rng(seed) for seed in seeds)
+  seeds = np.random.SeedSequence(zlib.crc32(case.name.encode())).spawn(6)
+  lhs, rhs, dout, existing, scale, bias = map(np.random.default_rng, seeds)
   weight = (case.n, case.k) if case.transpose_rhs else (case.k, case.n)
   arrays = {
     "lhs": _draw(lhs, (case.m, case.k), jnp.dtype(case.formats.lhs)),
     "rhs": _draw(rhs, (case.g, *weight), jnp.dtype(case.formats.rhs)),
     "dout": _draw(dout, (case.m, case.n), dout_dtype(case)),
   }
+  if case.values == "faint":
+    powers = np.resize([1e-30, 1e-37, 1e-40, 1.0], case.m)[:, None]
+    wide = arrays["lhs"].astype(np.float64) * powers
+    arrays["lhs"] = wide.astype(arrays["lhs"].dtype)
+  dtype = jnp.dtype(case.scale_dtype)
+  arrays["rhs_scale"] = arrays["rhs_bias"] = None
+  if case.scale_blocks:
+    arrays["rhs_scale"] = _scale(scale, case).astype(dtype)
+  if case.bias:
+    arrays["rhs_bias"] = _draw(bias, (case.g, case.n), dtype, scale=8)
   rows, groups = local_rows_and_groups(case)
-  for name, outside in (("lhs", ~rows), ("dout", ~rows), ("rhs", ~groups)):
-    arrays[name][outside] = _poison(case.poison, arrays[name].dtype)
+  for name, outside in (
+    ("lhs", ~rows),
+    ("dout", ~rows),
+    ("rhs", ~groups),
+    ("rhs_scale", ~groups),
+    ("rhs_bias", ~groups),
+  ):
+    if arrays[name] is not None:
+      arrays[name][outside] = _poison(case.poison, arrays[name].dtype)
   return Inputs(
     **arrays,
     group_sizes=np.array(case.group_sizes, np.int32),
@@ -112,6 +134,22 @@ def local_rows_and_groups(case: Case) -> tuple[np.ndarray, np.ndarray]:
   return rows, groups
 
 
+def _scale(rng: np.random.Generator, case: Case) -> np.ndarray:
+  """Scales, as the case's `values` says."""
+  blocks = case.scale_blocks
+  scale = 2.0 ** rng.uniform(-3, 3, (case.g, blocks, case.n))
+  if case.values == "steep":
+    scale *= 10.0 ** (2 * (np.arange(blocks) % 3) - 2)[:, None]
+  elif case.values == "zeros":
+    scale[rng.random(scale.shape) < 1 / 3] = 0
+    scale[:, -1:] = 0
+  elif case.values in ("tiny", "faint"):
+    scale *= 1e-30
+  if jnp.dtype(case.formats.lhs).itemsize == 1:
+    scale *= 2.0**-10  # dlhs has few numbers above 100
+  return scale
+
+
 def _draw(
   rng: np.random.Generator,
   shape: tuple[int, ...],
@@ -131,7 +169,7 @@ def _poison(kind: str, dtype: np.dtype) -> float | int:
   if is_integer(dtype):
     return jnp.iinfo(dtype).min if kind == "inf" else jnp.iinfo(dtype).max
   info = jnp.finfo(dtype)
-  if kind == "huge":
+  if kind == "huge" or info.bits == 4:  # which have numbers only
     return min(3e38, float(info.max))
   # float8_e4m3fn has no infinity.
   if kind == "inf" and np.isinf(np.array(np.inf).astype(dtype)):

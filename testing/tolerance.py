@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
+from gmm import config as config_lib
 from reference import oracle
 from reference.error_bound import error_bound
 from testing import inputs
@@ -33,51 +34,83 @@ def expected(
     x: Its inputs.
     on_tpu: whether float32 is multiplied in bfloat16 at default precision.
   """
-  where = {"group_offset": case.group_offset}
-  layout = {"transpose_rhs": case.transpose_rhs}
-  out = oracle.gmm(
-    x.lhs, x.rhs, x.group_sizes, existing_out=x.existing_out, **where, **layout
-  )
-  grads = oracle.gmm_vjp(x.lhs, x.rhs, x.group_sizes, x.dout, **where, **layout)
+  # Poisoned scales of weights that nobody reads may make NaN of them.
+  with np.errstate(invalid="ignore"):
+    return _expected(case, x, on_tpu=on_tpu)
+
+
+def _expected(
+  case: Case, x: inputs.Inputs, *, on_tpu: bool
+) -> Mapping[str, Expected]:
+  shared = {
+    "group_offset": case.group_offset,
+    "transpose_rhs": case.transpose_rhs,
+  }
+  more = {
+    name: getattr(x, name) for name in ("rhs_scale", "rhs_bias", "existing_out")
+  }
+  out = oracle.gmm(x.lhs, x.rhs, x.group_sizes, **more, **shared)
+  grads = oracle.gmm_vjp(x.lhs, x.rhs, x.group_sizes, x.dout, **more, **shared)
   lhs, rhs, dout = (np.abs(_wide(a)) for a in (x.lhs, x.rhs, x.dout))
-  existing = None if x.existing_out is None else np.abs(_wide(x.existing_out))
-  magnitude = oracle.gmm(
-    lhs, rhs, x.group_sizes, existing_out=existing, **where, **layout
-  )
-  of_grads = oracle.gmm_vjp(lhs, rhs, x.group_sizes, dout, **where, **layout)
+  more = {
+    name: None if a is None else np.abs(_wide(a)) for name, a in more.items()
+  }
+  magnitude = oracle.gmm(lhs, rhs, x.group_sizes, **more, **shared)
+  of_grads = oracle.gmm_vjp(lhs, rhs, x.group_sizes, dout, **more, **shared)
+  flushed = _flushed(case, (lhs, rhs, dout), x.group_sizes, more["rhs_scale"])
+  # The product of each block is scaled, and one sum more has each of them.
+  scaling = 1 + 2 * case.scale_blocks
 
   def bounded(
-    value: np.ndarray, size: np.ndarray, *, terms, dtypes, out_dtype
+    value: np.ndarray, size: np.ndarray, *, terms, dtypes, out_dtype, name=""
   ) -> Expected:
     eps = _eps_of(
       dtypes, out_dtype, precision=case.formats.precision, on_tpu=on_tpu
     )
+    if case.bias and name == "out" and not eps["acc_eps"]:
+      # Sums of integers are exact, but what is added to them is not.
+      terms, eps["acc_eps"] = 2 + case.existing_out, _F32_EPS
+    if case.scale_blocks and name:
+      eps["operand_eps"] += _scaling_eps(dtypes, name, on_tpu=on_tpu)
+      eps["out_floor"] += flushed[name]
     bound = error_bound(value, size, terms=terms, **eps)
     return Expected(value=value, bound=bound)
 
-  return {
+  results = {
     "out": bounded(
       out,
       magnitude,
-      terms=case.k + (existing is not None),
+      terms=case.k + scaling + case.existing_out + case.bias,
       dtypes=(x.lhs.dtype, x.rhs.dtype),
       out_dtype=inputs.out_dtype(case),
+      name="out",
     ),
     "dlhs": bounded(
       grads.dlhs,
       of_grads.dlhs,
-      terms=case.n,
+      terms=case.n + scaling,
       dtypes=(x.dout.dtype, x.rhs.dtype),
       out_dtype=inputs.gradient_dtype(case, "lhs"),
+      name="dlhs",
     ),
-    "drhs": bounded(
+  }
+  if case.has_drhs:
+    results["drhs"] = bounded(
       grads.drhs,
       of_grads.drhs,
       terms=_rows_of_groups(case)[:, None, None],
       dtypes=(x.lhs.dtype, x.dout.dtype),
       out_dtype=inputs.gradient_dtype(case, "rhs"),
-    ),
-  }
+    )
+  if case.bias:
+    results["drhs_bias"] = bounded(
+      grads.drhs_bias,
+      of_grads.drhs_bias,
+      terms=_rows_of_groups(case)[:, None],
+      dtypes=(x.dout.dtype, x.dout.dtype),
+      out_dtype=x.rhs_bias.dtype,
+    )
+  return results
 
 
 def _eps_of(
@@ -107,6 +140,57 @@ def _eps_of(
     "out_eps": float(info.eps) if rounded else 0.0,
     "out_floor": float(floor),
   }
+
+
+def _scaling_eps(
+  operands: tuple[np.dtype, np.dtype], name: str, *, on_tpu: bool
+) -> float:
+  """What operands that are scaled before they are multiplied lose by it.
+
+  In dlhs dout is scaled, and rounded to the format that is multiplied. XLA
+  scales the weight, in float32, which a TPU multiplies as bfloat16.
+  """
+  compute = config_lib.compute_dtype(*map(jnp.dtype, operands))
+  if name == "dlhs" and compute != jnp.float32:
+    return _BF16_EPS + on_tpu * 2 * _BF16_EPS
+  return on_tpu * 2 * _BF16_EPS
+
+
+def _flushed(
+  case: Case,
+  operands: tuple[np.ndarray, np.ndarray, np.ndarray],
+  sizes: np.ndarray,
+  scale: np.ndarray | None,
+) -> Mapping[str, np.ndarray]:
+  """What scaled products lose where a factor or a product is flushed to zero.
+
+  Any of lhs, rhs, scale and their partial products may be off by the smallest
+  normal number: it is multiplied by the factors that are left. Operands and
+  scale come as absolute values.
+  """
+  if scale is None:
+    return {}
+  lhs, rhs, dout = operands
+  shared = {
+    "group_offset": case.group_offset,
+    "transpose_rhs": case.transpose_rhs,
+  }
+
+  def products(lhs, rhs, dout, scale):
+    more = {"rhs_scale": scale, **shared}
+    back = oracle.gmm_vjp(lhs, rhs, sizes, dout, **more)
+    return {"out": oracle.gmm(lhs, rhs, sizes, **more), "dlhs": back.dlhs}
+
+  one = [np.ones_like(x) for x in (lhs, rhs, dout, scale)]
+  lost = [
+    products(lhs, one[1], dout, one[3]),
+    products(one[0], rhs, one[2], scale),
+    products(one[0], rhs, one[2], one[3]),
+    products(one[0], one[1], one[2], scale),
+    products(*one),
+  ]
+  tiny = float(jnp.finfo(jnp.float32).tiny)
+  return {name: tiny * sum(x[name] for x in lost) for name in lost[0]}
 
 
 def _rows_of_groups(case: Case) -> np.ndarray:

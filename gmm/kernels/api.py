@@ -85,6 +85,12 @@ def gmm_v2(
     precision=precision,
   )
   checks.check_interpret(interpret)
+  if problem.k == 0 and not problem.is_empty:
+    # Biases alone: those of a weight of zeros.
+    problem = dataclasses.replace(problem, k=1, scale_block=0)
+    lhs = jnp.zeros((problem.m, 1), problem.lhs_dtype)
+    rhs = jnp.zeros(problem.weight_shape, problem.rhs_dtype)
+    rhs_scale = None
   plan = _plan(problem, tiling, chip)
   if problem.is_empty:
     if existing_out is not None:
@@ -179,9 +185,9 @@ def _exchanged(problem: config.Problem) -> config.Problem:
 def _plan(
   problem: config.Problem, tiling: Any, chip: str | None
 ) -> tiles.Plan | None:
-  checks.check_pallas_dtypes(problem)
   tiling = config.checked_tiling("tiling", tiling)
   spec = chips.resolve(chip)
+  checks.check_pallas_dtypes(problem, spec)
   return None if problem.is_empty else tiles.make_plan(problem, spec, tiling)
 
 
