@@ -36,7 +36,7 @@ def gmm_problem(
   existing_out: Any = None,
   rhs_scale: Any = None,
   rhs_bias: Any = None,
-  transpose_scale: bool = False,
+  backward: bool = False,
   precision: Any = None,
 ) -> Problem:
   """Checks the operands of gmm and describes the product.
@@ -51,7 +51,8 @@ def gmm_problem(
     existing_out: None, or [m, n] in the result's dtype.
     rhs_scale: None, or [g, k_blocks, n], k_blocks divides k.
     rhs_bias: None, or [g, n].
-    transpose_scale: a bool: `rhs_scale` is [g, n_blocks, k] instead.
+    backward: a bool: `rhs_scale` is [g, n_blocks, k] instead, and an int32
+      `rhs` is packed along n.
     precision: None, a `lax.Precision`, its string, or a pair of equal ones.
 
   Returns:
@@ -63,13 +64,25 @@ def gmm_problem(
     NotImplementedError: a valid request that is not supported yet.
   """
   _check_bool("transpose_rhs", transpose_rhs)
-  _check_bool("transpose_scale", transpose_scale)
+  _check_bool("backward", backward)
   names = "[g, n, k]" if transpose_rhs else "[g, k, n]"
   m, k = _shape("lhs", lhs, "[m, k]")
   g, *weight = _shape("rhs", rhs, names)
   rhs_k, n = weight[::-1] if transpose_rhs else weight
   lhs_dtype = _operand_dtype("lhs", lhs)
-  rhs_dtype = _operand_dtype("rhs", rhs)
+  packed_axis = ""
+  if _is_packed(rhs):
+    rhs_dtype, packed_axis = jnp.dtype(jnp.int4), "n" if backward else "k"
+    rhs_k *= 1 if backward else config_lib.PACKED
+    n *= config_lib.PACKED if backward else 1
+    if rhs_k != k:
+      axis = "k" if packed_axis == "k" else "n"
+      raise ValueError(
+        f"`rhs` is int32 {list(rhs.shape)}, eight 4-bit values along {axis} in "
+        f"each, but `lhs` has k = {k}; want {names} with {axis} / 8 for {axis}"
+      )
+  else:
+    rhs_dtype = _operand_dtype("rhs", rhs)
   if rhs_k != k:
     message = (
       f"`rhs` is {names} = {list(rhs.shape)} but `lhs` is [m, k] = "
@@ -92,7 +105,7 @@ def gmm_problem(
     _check_bias(rhs_bias, (g, n), formats["out_dtype"])
   if rhs_scale is not None:
     _check_scale_formats(rhs_scale, lhs_dtype, rhs_dtype)
-    formats |= _scale(rhs_scale, (g, k, n), transpose_scale)
+    formats |= _scale(rhs_scale, (g, k, n), backward)
   return Problem(
     kind="gmm",
     m=m,
@@ -105,6 +118,7 @@ def gmm_problem(
     transpose_rhs=bool(transpose_rhs),
     has_existing=existing_out is not None,
     has_bias=rhs_bias is not None,
+    packed_axis=packed_axis,
     **formats,
   )
 
@@ -168,6 +182,13 @@ def tgmm_problem(
   )
 
 
+def packs_rows(problem: Problem) -> bool:
+  """Whether the weight is packed along the axis before its last one."""
+  if not problem.packed_axis:
+    return False
+  return (problem.packed_axis == "k") != problem.transpose_rhs
+
+
 def pallas_refusal(problem: Problem, chip: Any = None) -> str | None:
   """Says why the Pallas kernels cannot take the problem's formats, or None.
 
@@ -175,6 +196,11 @@ def pallas_refusal(problem: Problem, chip: Any = None) -> str | None:
     problem: the product.
     chip: the ChipSpec that it is for, or None to ask about all chips.
   """
+  if problem.packed_axis and not packs_rows(problem):
+    return (
+      "`rhs` is int32, packed along its last axis, which the Pallas kernels "
+      "cannot unpack; pack a weight [g, k / 8, n], or use backend='xla'"
+    )
   second = "rhs" if problem.kind == "gmm" else "dout"
   for name, dtype in (
     ("lhs", problem.lhs_dtype),
@@ -312,6 +338,10 @@ def _operand_dtype(name: str, x: Any) -> np.dtype:
       "gmm with its `rhs_scale`; use int8, float8 or bfloat16"
     )
   return jnp.dtype(row.name)
+
+
+def _is_packed(rhs: Any) -> bool:
+  return _is_numpy(rhs.dtype) and np.dtype(rhs.dtype) == np.int32
 
 
 def _is_numpy(dtype: Any) -> bool:

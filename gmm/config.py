@@ -119,6 +119,10 @@ def result_dtypes(acc: np.dtype) -> tuple[str, ...]:
   return _INT_RESULTS if acc == jnp.int32 else _FLOAT_RESULTS
 
 
+# Values of 4 bits that an int32 holds.
+PACKED = 8
+
+
 # ---- the problem
 
 
@@ -151,6 +155,8 @@ class Problem:
       as in dlhs, where the call's k and n are the forward product's n and k.
     scale_dtype: dtype of the scale; None for none.
     has_bias: gmm only, a bias [g, n] is added to rows of local groups.
+    packed_axis: gmm only, "k" or "n" for int4 weights of which an int32 holds
+      eight along that axis, the first one in the low bits; "" for others.
   """
 
   kind: str
@@ -172,6 +178,7 @@ class Problem:
   scale_axis: str = "k"
   scale_dtype: np.dtype | None = None
   has_bias: bool = False
+  packed_axis: str = ""
 
   @property
   def scale_shape(self) -> tuple[int, ...] | None:

@@ -78,7 +78,9 @@ def product(problem: Problem, config: Config, *, flipped: bool) -> Product:
     backend=backend,
     chip=config.chip,
     tiling=tiling,
-    swapped=layouts.lies_swapped(
+    # What is packed is so along the axis that comes first.
+    swapped=not problem.packed_axis
+    and layouts.lies_swapped(
       config.rhs_layout,
       problem.weight_shape,
       problem.weight_dtype,
@@ -210,7 +212,7 @@ def _kernel(
     rhs.swapaxes(1, 2) if swapped else rhs,
     sizes,
     **_extras(problem, more),
-    transpose_scale=problem.scale_axis == "n",
+    backward="n" in (problem.scale_axis, problem.packed_axis),
     transpose_rhs=problem.transpose_rhs != swapped,
     **options,
   )

@@ -110,7 +110,8 @@ def gmm(
     lhs: [m, k]: bfloat16, float32, float16 (XLA backend only), float8_e4m3fn,
       float8_e5m2 or int8. Operands may differ: the narrower is widened.
     rhs: [g, k, n], or [g, n, k] if `transpose_rhs`; also int4, float4_e2m1fn,
-      or an object with a `qvalue` and a `scale`, such as qwix's QArray, each of
+      or int32 with k / 8 for k, each holding eight int4 along k, the first one
+      in the low bits (with `transpose_rhs` for XLA only); or an object with a `qvalue` and a `scale`, such as qwix's QArray, each of
       the weight's rank: the scale's axes divide the weight's.
     group_sizes: integers [g_total], g_total >= g. Traced, so not checked:
       groups are clipped at row m and a negative size counts as 0.
@@ -262,7 +263,8 @@ def _gmm_dlhs(plan: Plan, x: Operands, dout: jax.Array) -> jax.Array:
   """NT on a [g, k, n] weight, NN on a [g, n, k] one."""
   transpose = not plan.problem.transpose_rhs
   rhs = x.rhs
-  if transpose and not plan.config.dlhs_in_place:
+  in_place = plan.config.dlhs_in_place or plan.problem.packed_axis
+  if transpose and not in_place:
     # On TPU a copy of the whole weight, unless k lies in its lanes: the kernel
     # takes the swapped array row-major, whatever the layout of the weight.
     rhs = rhs.swapaxes(1, 2)
@@ -388,10 +390,14 @@ def _product(
     x = dataclasses.replace(x, rhs_scale=None)
   else:
     options["rhs_scale"] = x.rhs_scale
-    if plan.problem.kind == "gmm":  # dlhs: the scale's k is now n
-      options["transpose_scale"] = plan.problem.scale_axis == "k"
+    if plan.problem.kind == "gmm":  # dlhs: what was along k is now along n
+      p = plan.problem
+      options["backward"] = "n" not in (p.scale_axis, p.packed_axis)
   describe = checks.tgmm_problem if is_tgmm else checks.gmm_problem
-  compute = config_lib.compute_dtype(x.lhs.dtype, x.rhs.dtype)
+  dtypes = x.lhs.dtype, x.rhs.dtype
+  if plan.problem.packed_axis and not is_tgmm:
+    dtypes = x.lhs.dtype, plan.problem.rhs_dtype
+  compute = config_lib.compute_dtype(*dtypes)
   precision = plan.precision if compute == jnp.float32 else None
   problem = describe(
     x.lhs, x.rhs, x.sizes, group_offset=x.offset, precision=precision, **options

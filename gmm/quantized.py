@@ -58,6 +58,19 @@ def unpacked(rhs: Any, rhs_scale: Any, transpose_rhs: bool) -> tuple[Any, Any]:
   return value, jnp.broadcast_to(scale, (g, scale.shape[1], n))
 
 
+def unpack(carrier: jax.Array, axis: int) -> jax.Array:
+  """Eight int4 along an axis of each int32, as int8."""
+  axis %= carrier.ndim
+  shape = list(carrier.shape)
+  shape[axis] *= config_lib.PACKED
+  ones = [1] * (carrier.ndim + 1)
+  ones[axis + 1] = config_lib.PACKED
+  left = 28 - 4 * jnp.arange(config_lib.PACKED, dtype=jnp.int32)
+  # The shifts back spread the sign.
+  values = jnp.expand_dims(carrier, axis + 1) << left.reshape(ones) >> 28
+  return values.astype(jnp.int8).reshape(shape)
+
+
 def has_gradient(problem: Problem) -> bool:
   """Whether the weight of a gmm is one that training may change."""
   kind = config_lib.DTYPES[problem.rhs_dtype].kind

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from gmm import varying
-from gmm.config import Problem
+from gmm import quantized, varying
+from gmm.config import PACKED, Problem
 
 # Fewer rows do not pay for reading the weight, more do not make a dot faster.
 _MIN_BLOCK = 32
@@ -79,17 +79,27 @@ def gmm(
   out = varying.vary_like(out, lhs, rhs, sizes, offset, *more)
   if p.is_empty:
     return out
-  if p.g_total == 1 and p.out_dtype == p.acc_dtype and not more:
+  if (
+    p.g_total == 1
+    and p.out_dtype == p.acc_dtype
+    and not (more or p.packed_axis)
+  ):
     return _gmm_of_one(lhs, rhs, sizes, offset, existing_out=out, problem=p)
   block = min(block_rows(p), max(_MIN_BLOCK, p.m // 8))
   dims = _gmm_dims(p)
   width = p.n
-  if p.g > 1 or p.scale_block:
+  if p.g > 1 or p.scale_block or p.packed_axis:
     # One weight is read in place, unless it is scaled; else a panel is copied.
     item = max(p.rhs_dtype.itemsize, p.compute_dtype.itemsize)
-    item = 8 if p.scale_block else item
+    item = 8 if p.scale_block or p.packed_axis else item
     budget = p.m * p.n * p.out_dtype.itemsize // 2
     width = _panel_width(p.n, budget, max(p.k, 1) * item)
+
+  packed = {p.packed_axis: PACKED}
+  if p.packed_axis == "n":
+    width = min(-(-width // PACKED) * PACKED, p.n)
+  # Of the weight in memory: rows of k, and of a panel of n.
+  height, span = p.k // packed.get("k", 1), width // packed.get("n", 1)
 
   out = _bits(out)
   zero = jnp.int32(0)
@@ -101,10 +111,14 @@ def gmm(
     i: jax.Array, col: jax.Array, rows: jax.Array, out: jax.Array
   ) -> jax.Array:
     first, columns = _window(col, col + width, width, p.n)
+    begin = first // packed.get("n", 1)
     if p.transpose_rhs:
-      weight = _slice(rhs, (i, first, zero), (1, width, p.k))[0]
+      weight = _slice(rhs, (i, begin, zero), (1, span, height))[0]
     else:
-      weight = _slice(rhs, (i, zero, first), (1, p.k, width))[0]
+      weight = _slice(rhs, (i, zero, begin), (1, height, span))[0]
+    if p.packed_axis:
+      axis = int((p.packed_axis == "k") == p.transpose_rhs)
+      weight = quantized.unpack(weight, axis)
     if rhs_scale is not None and p.k:
       weight = weight.astype(jnp.float32) * _scale_of_panel(
         rhs_scale, (i, first, width), p

@@ -110,6 +110,7 @@ class Case:
     existing_out: whether it is given.
     scale_blocks: k_blocks of rhs_scale, 0 where it is left out.
     scale_dtype: of rhs_scale and rhs_bias.
+    packed: whether an int32 holds eight values of rhs (int4) along k.
     values: one of `VALUES`.
     bias: whether rhs_bias is given.
     tiling: (tile_m, tile_k, tile_n) in the weight's terms, or None.
@@ -131,6 +132,7 @@ class Case:
   existing_out: bool = False
   scale_blocks: int = 0
   scale_dtype: str = "float32"
+  packed: bool = False
   values: str = "plain"
   bias: bool = False
   tiling: Tiling | None = None
@@ -196,6 +198,7 @@ class Case:
       "add" if p.existing_out else "new",
       *([f"s{p.scale_blocks}"] if p.scale_blocks else []),
       *(["bias"] if p.bias else []),
+      *(["packed"] if p.packed else []),
       *([p.scale_dtype] if p.scale_blocks or p.bias else []),
       p.chip,
     )
@@ -208,6 +211,8 @@ class Case:
       backend: "interpret", "pallas" or "xla".
       chip: that is attached, for "pallas"; the case's own by default.
     """
+    if backend in _KERNEL_BACKENDS and self.packed and self.transpose_rhs:
+      return True
     if backend in _KERNEL_BACKENDS and self.formats.rhs.startswith("float4"):
       return (chip or self.chip) not in _HAVE_FLOAT4
     return backend in self.formats.refused_by

@@ -56,7 +56,8 @@ def run_products(
   if not case.has_drhs:
     names = tuple(name for name in names if name != "drhs")
   program = _products_program(case.program, backend, cores=cores, names=names)
-  return _run(program, inputs.make(case) if x is None else x, backend)
+  x = inputs.make(case) if x is None else x
+  return _run(program, _arrays(case, x), backend)
 
 
 def run_vjp(case: Case, backend: str, **flags: Any) -> Results:
@@ -79,7 +80,8 @@ def run_vjp(case: Case, backend: str, **flags: Any) -> Results:
     "rhs_layout": "gnk" if case.transpose_rhs else "gkn",
   }
   config = ops.Config(**(options | flags))
-  return _run(_vjp_program(case.program, config), inputs.make(case), backend)
+  arrays = _arrays(case, inputs.make(case))
+  return _run(_vjp_program(case.program, config), arrays, backend)
 
 
 def refuses(case: Case, backend: str) -> bool:
@@ -90,7 +92,7 @@ def refuses(case: Case, backend: str) -> bool:
 
 def vjp_jaxpr(case: Case, config: ops.Config) -> Any:
   """What `run_vjp` traces, on any machine."""
-  arrays = _arrays(inputs.make(case))
+  arrays = _arrays(case, inputs.make(case))
   return jax.make_jaxpr(_vjp_program(case.program, config))(arrays)
 
 
@@ -125,8 +127,9 @@ def check(case: Case, results: Results, **flags: bool) -> None:
   _check_exact_zeros(case, x, results)
 
 
-def _run(program: Callable, x: inputs.Inputs, backend: str) -> Results:
-  arrays = _arrays(x)
+def _run(
+  program: Callable, arrays: dict[str, np.ndarray | None], backend: str
+) -> Results:
   if backend == "interpret":
     with races.checked():
       results = jax.block_until_ready(program(arrays))
@@ -135,8 +138,10 @@ def _run(program: Callable, x: inputs.Inputs, backend: str) -> Results:
   return {name: np.asarray(result) for name, result in results.items()}
 
 
-def _arrays(x: inputs.Inputs) -> dict[str, np.ndarray | None]:
+def _arrays(case: Case, x: inputs.Inputs) -> dict[str, np.ndarray | None]:
   arrays = dataclasses.asdict(x)
+  if case.packed:
+    arrays["rhs"] = inputs.packed(x.rhs, 2 if case.transpose_rhs else 1)
   if isinstance(x.group_offset, int):
     arrays["group_offset"] = None  # the program has it
   return arrays
@@ -189,7 +194,7 @@ def _products_program(
         transpose_rhs=not program.transpose_rhs,
         preferred_element_type=out_of["lhs"],
         rhs_scale=x["rhs_scale"],
-        transpose_scale=True,
+        backward=True,
         tiling=transposed_tiling,
         **shared,
       )
@@ -225,10 +230,10 @@ def _kernel_products(
 def _xla_products() -> tuple[Callable, Callable]:
   config = ops.Config(backend="xla")
 
-  def product(x, rhs, *operands, tiling, transpose_scale=False, **options):
+  def product(x, rhs, *operands, tiling, backward=False, **options):
     del tiling  # has none
     call = functools.partial(ops.gmm, config=config)
-    if not transpose_scale or options["rhs_scale"] is None:
+    if not backward or options["rhs_scale"] is None:
       return call(x, rhs, *operands, **options)
     # Scales along the columns are not for users to give, but for gradients.
     options["transpose_rhs"] = not options["transpose_rhs"]

@@ -119,6 +119,16 @@ def make(case: Case) -> Inputs:
   )
 
 
+def packed(rhs: np.ndarray, axis: int) -> np.ndarray:
+  """Each eight int4 along an axis as an int32, the first in the low bits."""
+  first = np.moveaxis(rhs, axis, 0).astype(np.int8).view(np.uint8) & 15
+  eights = first.reshape(-1, 8, *first.shape[1:]).astype(np.uint32)
+  shifts = 4 * np.arange(8, dtype=np.uint32)
+  shifts = shifts.reshape(8, *([1] * (first.ndim - 1)))
+  carrier = np.bitwise_or.reduce(eights << shifts, axis=1).view(np.int32)
+  return np.ascontiguousarray(np.moveaxis(carrier, 0, axis))
+
+
 def local_rows_and_groups(case: Case) -> tuple[np.ndarray, np.ndarray]:
   """Which rows belong to a local group, and which local groups have rows."""
   rows = np.zeros(case.m, bool)

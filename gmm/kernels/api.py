@@ -24,7 +24,7 @@ def gmm_v2(
   preferred_element_type: Any = None,
   rhs_scale: jax.Array | None = None,
   rhs_bias: jax.Array | None = None,
-  transpose_scale: bool = False,
+  backward: bool = False,
   existing_out: jax.Array | None = None,
   precision: Any = None,
   tiling: tuple[int, int, int] | None = None,
@@ -43,7 +43,8 @@ def gmm_v2(
   Args:
     lhs: [m, k].
     rhs: [g, k, n], or [g, n, k] if `transpose_rhs`; read where it lies. Also of
-      4 bits: int4, float4_e2m1fn.
+      4 bits: int4, float4_e2m1fn, or eight int4 along k in an int32, the first
+      one in the low bits: [g, k / 8, n].
     group_sizes: integers [g_total], g_total >= g. Rows of each group; clipped
       so that they add up to m at most.
     group_offset: int, or integer scalar or [1]: the group of `rhs[0]`.
@@ -54,8 +55,9 @@ def gmm_v2(
       weight in use is `rhs` times the scale of its block of k. k_blocks divides
       k; k is as in `lhs` and n as in the result, however `rhs` lies.
     rhs_bias: [g, n] float, added to rows of local groups before the rounding.
-    transpose_scale: a static bool: `rhs_scale` is [g, n_blocks, k], as in the
-      gradient of lhs, where k and n have changed places.
+    backward: a static bool: this is the gradient of lhs, where k and n have
+      changed places: `rhs_scale` is [g, n_blocks, k], and an int32 `rhs` is
+      packed along n.
     existing_out: [m, n] in the result's dtype, updated in place if donated.
     precision: for float32 operands: a `jax.lax.Precision` or its name.
     tiling: (tile_m, tile_k, tile_n): rows, contraction, columns of the result.
@@ -81,13 +83,13 @@ def gmm_v2(
     existing_out=existing_out,
     rhs_scale=rhs_scale,
     rhs_bias=rhs_bias,
-    transpose_scale=transpose_scale,
+    backward=backward,
     precision=precision,
   )
   checks.check_interpret(interpret)
   if problem.k == 0 and not problem.is_empty:
     # Biases alone: those of a weight of zeros.
-    problem = dataclasses.replace(problem, k=1, scale_block=0)
+    problem = dataclasses.replace(problem, k=1, scale_block=0, packed_axis="")
     lhs = jnp.zeros((problem.m, 1), problem.lhs_dtype)
     rhs = jnp.zeros(problem.weight_shape, problem.rhs_dtype)
     rhs_scale = None

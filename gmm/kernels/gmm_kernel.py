@@ -21,7 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
+from gmm.config import PACKED
 from gmm.kernels import grid, launch, products, scales, zeros
 from gmm.kernels.gmm_memory import (
   Ahead,
@@ -71,12 +73,14 @@ def gmm(
   sizes, offset, lhs, rhs = operands
   problem = plan.problem
   pad_m, pad_k, pad_n = plan.pads
-  k_axis, n_axis = (2, 1) if problem.transpose_rhs else (1, 2)
+  pads = [0, pad_n, pad_k] if problem.transpose_rhs else [0, pad_k, pad_n]
+  if problem.packed_axis:
+    pads[1] //= PACKED
   arrays = [
     sizes,
     offset,
     launch.pad_axes(lhs, {0: pad_m, 1: pad_k}),
-    launch.pad_axes(rhs, {k_axis: pad_k, n_axis: pad_n}),
+    launch.pad_axes(rhs, dict(enumerate(pads))),
   ]
   arrays += _padded_extras(plan, extras)
   flat, tree = jax.tree.flatten(scratch(plan))
@@ -293,7 +297,11 @@ class _Body:
     buf, transposed = self.buf, self.plan.problem.transpose_rhs
 
     def rhs(k: pl.Slice, n: pl.Slice) -> jax.Array:
-      return buf.rhs[step.rhs_slot, *((n, k) if transposed else (k, n))]
+      major, minor = (n, k) if transposed else (k, n)
+      if not self.plan.problem.packed_axis:
+        return buf.rhs[step.rhs_slot, major, minor]
+      rows = pl.ds(major.start // PACKED, major.size // PACKED)
+      return pltpu.bitcast(buf.rhs[step.rhs_slot, rows, minor], jnp.int4)
 
     scale = buf.scale
     return scales.Tile(

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from gmm.config import PACKED
 from gmm.kernels import scales
-from gmm.kernels.grid import GroupTable, RowGrid, Visit, move, parity
+from gmm.kernels.grid import Axis, GroupTable, RowGrid, Visit, move, parity
 from gmm.kernels.plan import Plan
 
 LHS, OUT, EXISTING = range(3)
@@ -64,10 +65,7 @@ def scratch(plan: Plan) -> Buffers:
   return Buffers(
     table=GroupTable.scratch(problem.g),
     lhs=pltpu.VMEM((2, rows, k), problem.lhs_dtype),
-    rhs=pltpu.VMEM(
-      (weights, n, k) if problem.transpose_rhs else (weights, k, n),
-      problem.rhs_dtype,
-    ),
+    rhs=_weights(plan),
     scale=pltpu.VMEM(
       (weights, *scales.shape_in_tile(plan)), problem.scale_dtype
     )
@@ -83,6 +81,17 @@ def scratch(plan: Plan) -> Buffers:
     rhs_sem=pltpu.SemaphoreType.DMA((weights,)),
     zero_sem=pltpu.SemaphoreType.DMA((1,)),
   )
+
+
+def _weights(plan: Plan) -> Any:
+  """Tiles of weights, as they lie."""
+  problem = plan.problem
+  k, n = plan.tile_k, plan.tile_n
+  rows, columns = (n, k) if problem.transpose_rhs else (k, n)
+  if problem.packed_axis:
+    shape = (plan.rhs_buffers, rows // PACKED, columns)
+    return pltpu.VMEM(shape, jnp.int32)
+  return pltpu.VMEM((plan.rhs_buffers, rows, columns), problem.rhs_dtype)
 
 
 class Pending(NamedTuple):
@@ -222,9 +231,15 @@ class Memory:
     # Only the minor axis lies along lanes.
     k_lanes = self.lanes[0] if transposed else None
     n_lanes = None if transposed else self.lanes[1]
-    self.plan.k.with_tile(
+    k_axis, n_axis = self.plan.k, self.plan.n
+    # A packed weight is so along its rows.
+    if self.plan.problem.packed_axis == "k":
+      k_axis = Axis(k_axis.size // PACKED, k_axis.tile // PACKED)
+    elif self.plan.problem.packed_axis == "n":
+      n_axis = Axis(n_axis.size // PACKED, n_axis.tile // PACKED)
+    k_axis.with_tile(
       weights.inner,
-      lambda *k: self.plan.n.with_tile(
+      lambda *k: n_axis.with_tile(
         weights.outer, lambda *n: copy(k, n), n_lanes
       ),
       k_lanes,
