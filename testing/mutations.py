@@ -270,6 +270,67 @@ MUTATIONS: tuple[Mutation, ...] = (
     new='self.out_copy(out_slot, now.outer, now.group, "start")',
     cases=("drhs:C03-empty-first",),
   ),
+  # ---- scales and biases
+  Mutation(
+    name="scale_of_another_group",
+    file="kernels/gmm_memory.py",
+    old="source.at[weights.id, :, old]",
+    new="source.at[0, :, old]",
+    cases=("out:C14-spans-N-plain-ragged",),
+  ),
+  Mutation(
+    name="scale_of_another_block",
+    file="kernels/scales.py",
+    old="tile.dot(lhs, tile.rhs(columns, n)) * tile.row(i, n)",
+    new="tile.dot(lhs, tile.rhs(columns, n)) * tile.row(0, n)",
+    cases=("out:C14-spans-N-steep-ragged",),
+  ),
+  Mutation(
+    name="scale_of_another_k_tile",
+    file="kernels/scales.py",
+    old="block += index * (axis.tile // plan.problem.scale_block)",
+    new="block += 0 * index",
+    cases=("out:blocks_in_tiles-N-steep-ragged",),
+  ),
+  Mutation(
+    name="blocks_that_share_lanes_not_told_apart",
+    file="kernels/scales.py",
+    old="lhs = jnp.where(inside, lhs, jnp.zeros_like(lhs))",
+    new="lhs = lhs",
+    cases=("out:C12-underflow-plain-ragged",),
+  ),
+  Mutation(
+    name="dlhs_scaled_by_the_first_block",
+    file="kernels/scales.py",
+    old="part = tile.dot(scaled(i), rhs)",
+    new="part = tile.dot(scaled(0), rhs)",
+    cases=("dlhs:C14-spans-N-steep-ragged",),
+  ),
+  Mutation(
+    name="bias_on_rows_of_no_group",
+    file="kernels/api.py",
+    old="return gmm_kernel.gmm(plan, operands, extras, interpret)",
+    new="return gmm_kernel.gmm(\n"
+    "    plan, operands, extras, interpret\n"
+    "  ) + (0 if rhs_bias is None else rhs_bias[0])",
+    cases=("out:bias-f32-T-new-short",),
+  ),
+  Mutation(
+    name="bias_added_again_with_existing_out",
+    file="kernels/gmm_kernel.py",
+    old="value.astype(np.float32) + self.buf.bias[step.rhs_slot, :, n]",
+    new="value.astype(np.float32) + self.buf.bias[step.rhs_slot, :, n] * (\n"
+    "        2 if self.has_existing else 1\n"
+    "      )",
+    cases=("out:bias-bf16-N-add-ragged",),
+  ),
+  Mutation(
+    name="bias_gradient_of_another_group",
+    file="ops.py",
+    old="return sums[:, 0]",
+    new="return sums[::-1, 0]",
+    cases=("vjp:bias-bf16-N-new-ragged",),
+  ),
   # ---- zeros
   Mutation(
     name="rows_before_the_shard_not_zeroed",

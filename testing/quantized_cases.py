@@ -127,6 +127,29 @@ def _field_rows() -> Iterator[Case]:
   )
 
 
+def _packed() -> Iterator[Case]:
+  """Eight values of int4 in an int32."""
+  shared: dict[str, Any] = {"dtypes": "bf16_i4", "m": 24, "packed": True}
+  yield from _of_each_value(
+    "packed-N", {**shared, "k": 200, "n": 72, "scale_blocks": 5}
+  )
+  tiled = {**shared, "k": 320, "n": 264, "tiling": (32, 128, 128)}
+  for name, k_blocks, layout in (
+    ("tiled-N", 0, "N"),
+    ("blocks-T", 10, "T"),
+  ):
+    for pattern in ("ragged", "short", "empty_runs"):
+      yield Case(
+        name=f"packed-{name}-{pattern}",
+        **tiled,
+        scale_blocks=k_blocks,
+        transpose_rhs=layout == "T",
+        num_groups=3,
+        group_offset=1,
+        group_sizes=patterns.PATTERNS[pattern](24, 5),
+      )
+
+
 def _biases() -> Iterator[Case]:
   """Without a scale: rows of no group get none, and every row one at most."""
   shared: dict[str, Any] = {"m": 44, "k": 40, "n": 136, "bias": True}
@@ -162,4 +185,5 @@ def rows() -> Iterator[Case]:
   """All of them."""
   yield from map(_case_of, designed_rows())
   yield from _field_rows()
+  yield from _packed()
   yield from _biases()
