@@ -111,8 +111,9 @@ def gmm(
       float8_e5m2 or int8. Operands may differ: the narrower is widened.
     rhs: [g, k, n], or [g, n, k] if `transpose_rhs`; also int4, float4_e2m1fn,
       or int32 with k / 8 for k, each holding eight int4 along k, the first one
-      in the low bits (with `transpose_rhs` for XLA only); or an object with a `qvalue` and a `scale`, such as qwix's QArray, each of
-      the weight's rank: the scale's axes divide the weight's.
+      in the low bits (with `transpose_rhs` for XLA only); or an object with a
+      `qvalue` and a `scale`, such as qwix's QArray, each of the weight's rank:
+      the scale's axes divide the weight's.
     group_sizes: integers [g_total], g_total >= g. Traced, so not checked:
       groups are clipped at row m and a negative size counts as 0.
     group_offset: int, or integer scalar or [1], may be traced: the number of

@@ -1,4 +1,4 @@
-"""Weights that arrive quantised: their forms, and gradients that are refused."""
+"""Weights that arrive quantised: their forms, and gradients refused."""
 
 import dataclasses
 import functools

@@ -55,7 +55,7 @@ def test_gmm(transpose_rhs, run, parts, tile_k):
     lambda sizes, offset: gmm_kernel.gmm(
       plan,
       [sizes, offset, x["lhs"], rhs],
-      None,
+      gmm_kernel.Extras(),
       pltpu.InterpretParams(detect_races=True),
     ),
     lambda sizes: oracle.gmm(x["lhs"], rhs, sizes, transpose_rhs=transpose_rhs),

@@ -132,6 +132,10 @@ def _with_run(plan: Plan, run: int) -> Plan:
   is_long = plan.problem.kind == "gmm" and plan.tile_k > LONG_ROW
   least = cdiv(cycles, MOST_CYCLES_OF_LONG_ROWS if is_long else MOST_CYCLES)
   parts = (p for p in range(least, 2 * least + 2) if size % (p * unit) == 0)
+  # What is blocked along n is so at places that have to be known.
+  blocked = plan.problem.scale_block and plan.problem.scale_axis == "n"
+  if blocked or plan.problem.packed_axis == "n":
+    return dataclasses.replace(plan, parts=1)
   return dataclasses.replace(plan, parts=next(parts, 1))
 
 
