@@ -8,7 +8,6 @@ group_offset are traced and cannot be checked; `canonical_sizes` and
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
+from gmm import check_pieces, weight_checks
 from gmm import config as config_lib
 from gmm import precision as precision_lib
 
@@ -63,15 +63,15 @@ def gmm_problem(
     TypeError: a dtype that no backend takes.
     NotImplementedError: a valid request that is not supported yet.
   """
-  _check_bool("transpose_rhs", transpose_rhs)
-  _check_bool("backward", backward)
+  check_pieces.check_bool("transpose_rhs", transpose_rhs)
+  check_pieces.check_bool("backward", backward)
   names = "[g, n, k]" if transpose_rhs else "[g, k, n]"
-  m, k = _shape("lhs", lhs, "[m, k]")
-  g, *weight = _shape("rhs", rhs, names)
+  m, k = check_pieces.shape_of("lhs", lhs, "[m, k]")
+  g, *weight = check_pieces.shape_of("rhs", rhs, names)
   rhs_k, n = weight[::-1] if transpose_rhs else weight
   lhs_dtype = _operand_dtype("lhs", lhs)
   packed_axis = ""
-  if _is_packed(rhs):
+  if weight_checks.is_packed(rhs):
     rhs_dtype, packed_axis = jnp.dtype(jnp.int4), "n" if backward else "k"
     rhs_k *= 1 if backward else config_lib.PACKED
     n *= config_lib.PACKED if backward else 1
@@ -102,10 +102,10 @@ def gmm_problem(
   if existing_out is not None:
     _check_existing(existing_out, (m, n), formats["out_dtype"])
   if rhs_bias is not None:
-    _check_bias(rhs_bias, (g, n), formats["out_dtype"])
+    weight_checks.check_bias(rhs_bias, (g, n), formats["out_dtype"])
   if rhs_scale is not None:
-    _check_scale_formats(rhs_scale, lhs_dtype, rhs_dtype)
-    formats |= _scale(rhs_scale, (g, k, n), backward)
+    weight_checks.check_scale_formats(rhs_scale, lhs_dtype, rhs_dtype)
+    formats |= weight_checks.scale_fields(rhs_scale, (g, k, n), backward)
   return Problem(
     kind="gmm",
     m=m,
@@ -154,9 +154,9 @@ def tgmm_problem(
     TypeError: a dtype that no backend takes.
     NotImplementedError: a valid request that is not supported yet.
   """
-  _check_bool("transpose_out", transpose_out)
-  m, k = _shape("lhs", lhs, "[m, k]")
-  dout_m, n = _shape("dout", dout, "[m, n]")
+  check_pieces.check_bool("transpose_out", transpose_out)
+  m, k = check_pieces.shape_of("lhs", lhs, "[m, k]")
+  dout_m, n = check_pieces.shape_of("dout", dout, "[m, n]")
   lhs_dtype = _operand_dtype("lhs", lhs)
   dout_dtype = _operand_dtype("dout", dout)
   if dout_m != m:
@@ -164,7 +164,7 @@ def tgmm_problem(
       f"`dout` is [m, n] = [{dout_m}, {n}] but `lhs` is [m, k] "
       f"= [{m}, {k}]; want m = {m} rows in both"
     )
-  g = _index("num_groups", num_groups)
+  g = check_pieces.index_of("num_groups", num_groups)
   if g < 0:
     raise ValueError(f"`num_groups` is {g}; want at least 0")
   g_total = _check_groups(group_sizes, group_offset, g, f"`num_groups` = {g}")
@@ -315,22 +315,12 @@ def _formats(
   }
 
 
-def _shape(name: str, x: Any, names: str) -> tuple[int, ...]:
-  if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-    raise TypeError(f"`{name}` is a {type(x).__name__}; want an array {names}")
-  if len(x.shape) != names.count(",") + 1:
-    raise ValueError(f"`{name}` has shape {list(x.shape)}; want {names}")
-  return tuple(x.shape)
-
-
-def _dtype_names(names: Any) -> str:
-  return ", ".join(names)
-
-
 def _operand_dtype(name: str, x: Any) -> np.dtype:
-  row = config_lib.DTYPES.get(np.dtype(x.dtype) if _is_numpy(x.dtype) else None)
+  row = config_lib.DTYPES.get(
+    np.dtype(x.dtype) if check_pieces.is_numpy(x.dtype) else None
+  )
   if row is None:
-    known = _dtype_names(r.name for r in config_lib.DTYPES.values())
+    known = check_pieces.names_of(r.name for r in config_lib.DTYPES.values())
     raise TypeError(f"`{name}` is {x.dtype}; want one of {known}")
   if row.bits == 4 and name != "rhs":
     raise NotImplementedError(
@@ -338,15 +328,6 @@ def _operand_dtype(name: str, x: Any) -> np.dtype:
       "gmm with its `rhs_scale`; use int8, float8 or bfloat16"
     )
   return jnp.dtype(row.name)
-
-
-def _is_packed(rhs: Any) -> bool:
-  return _is_numpy(rhs.dtype) and np.dtype(rhs.dtype) == np.int32
-
-
-def _is_numpy(dtype: Any) -> bool:
-  """False for jax's extended dtypes, such as those of PRNG keys."""
-  return isinstance(dtype, (np.dtype, type))
 
 
 def _preferred_dtype(preferred: Any, acc: np.dtype) -> np.dtype:
@@ -359,17 +340,17 @@ def _preferred_dtype(preferred: Any, acc: np.dtype) -> np.dtype:
     got = preferred if dtype is None else dtype
     raise TypeError(
       f"`preferred_element_type` is {got} for a sum in {acc}; "
-      f"want one of {_dtype_names(known)}"
+      f"want one of {check_pieces.names_of(known)}"
     )
   return dtype
 
 
 def _is_integer(dtype: Any) -> bool:
-  return _is_numpy(dtype) and np.dtype(dtype).kind in "iu"
+  return check_pieces.is_numpy(dtype) and np.dtype(dtype).kind in "iu"
 
 
 def _check_groups(sizes: Any, offset: Any, g: int, has_g: str) -> int:
-  (g_total,) = _shape("group_sizes", sizes, "[g_total]")
+  (g_total,) = check_pieces.shape_of("group_sizes", sizes, "[g_total]")
   if not _is_integer(sizes.dtype):
     raise TypeError(f"`group_sizes` is {sizes.dtype}; want integers")
   if g_total < g:
@@ -400,7 +381,7 @@ def _check_offset(offset: Any) -> None:
 def _check_existing(
   existing: Any, shape: tuple[int, int], dtype: np.dtype
 ) -> None:
-  m, n = _shape("existing_out", existing, "[m, n]")
+  m, n = check_pieces.shape_of("existing_out", existing, "[m, n]")
   if (m, n) != shape:
     raise ValueError(
       f"`existing_out` is [m, n] = [{m}, {n}] but the result is "
@@ -411,84 +392,3 @@ def _check_existing(
       f"`existing_out` is {existing.dtype} but the result is "
       f"{dtype}; cast it, or set preferred_element_type"
     )
-
-
-def _check_bias(bias: Any, shape: tuple[int, int], out: np.dtype) -> None:
-  g, n = _shape("rhs_bias", bias, "[g, n]")
-  if (g, n) != shape:
-    raise ValueError(
-      f"`rhs_bias` is [g, n] = [{g}, {n}] but the product has g = {shape[0]} "
-      f"groups and n = {shape[1]} columns"
-    )
-  known = [r.name for r in config_lib.DTYPES.values() if r.kind == "float"]
-  if not _is_numpy(bias.dtype) or np.dtype(bias.dtype).name not in known:
-    raise TypeError(
-      f"`rhs_bias` is {bias.dtype}; want one of {_dtype_names(known)}"
-    )
-  if out.kind == "i":
-    raise TypeError(
-      f"`rhs_bias` is {bias.dtype} but the result is {out}; set "
-      "preferred_element_type to a float"
-    )
-
-
-def _check_scale_formats(scale: Any, lhs: np.dtype, rhs: np.dtype) -> None:
-  _shape("rhs_scale", scale, "[g, k_blocks, n]")
-  if (
-    not _is_numpy(scale.dtype)
-    or np.dtype(scale.dtype).name not in config_lib.SCALES
-  ):
-    raise TypeError(
-      f"`rhs_scale` is {scale.dtype}; want one of "
-      f"{_dtype_names(config_lib.SCALES)}"
-    )
-  if rhs.name not in config_lib.QUANTIZED:
-    raise TypeError(
-      f"`rhs_scale` is given but `rhs` is {rhs}, which is not quantised; want "
-      f"one of {_dtype_names(config_lib.QUANTIZED)}, or rhs_scale=None"
-    )
-  if config_lib.DTYPES[lhs].kind == "int":
-    raise NotImplementedError(
-      f"`lhs` is {lhs} and `rhs_scale` is given: only a product of floats and "
-      "a quantised weight is supported; pass a float `lhs`"
-    )
-
-
-def _scale(
-  scale: Any, sizes: tuple[int, int, int], transposed: bool
-) -> dict[str, Any]:
-  """The fields of a Problem that follow from `rhs_scale`."""
-  g, k, n = sizes
-  names, axis, size, other = "[g, k_blocks, n]", "k", k, n
-  if transposed:
-    names, axis, size, other = "[g, n_blocks, k]", "n", n, k
-  scale_g, blocks, scale_other = scale.shape
-  got = f"`rhs_scale` is {names} = {list(scale.shape)}"
-  if (scale_g, scale_other) != (g, other):
-    raise ValueError(
-      f"{got} but the product has g = {g}, k = {k}, n = {n}; want "
-      f"[{g}, {axis}_blocks, {other}]"
-    )
-  if blocks < 1 or size % blocks:
-    raise ValueError(
-      f"{got} but {axis} = {size}; want {axis}_blocks that divide {axis}"
-    )
-  return {
-    "scale_block": max(size // blocks, 1),
-    "scale_axis": axis,
-    "scale_dtype": jnp.dtype(scale.dtype),
-  }
-
-
-def _check_bool(name: str, value: Any) -> None:
-  if not isinstance(value, (bool, np.bool_)):
-    raise TypeError(f"`{name}` is {value!r}; want True or False")
-
-
-def _index(name: str, value: Any) -> int:
-  try:
-    if isinstance(value, (bool, np.bool_)):
-      raise TypeError
-    return operator.index(value)
-  except TypeError:
-    raise TypeError(f"`{name}` is {value!r}; want an int") from None
