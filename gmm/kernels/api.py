@@ -61,7 +61,8 @@ def gmm_v2(
     existing_out: [m, n] in the result's dtype, updated in place if donated.
     precision: for float32 operands: a `jax.lax.Precision` or its name.
     tiling: (tile_m, tile_k, tile_n): rows, contraction, columns of the result.
-      Clipped to the shapes and rounded up to whole hardware tiles.
+      Clipped to the shapes and rounded up to whole hardware tiles, and to whole
+      blocks of `rhs_scale` along the axis that it has blocks of.
     chip: the TPU to choose tiles for, "v6e" for one; None finds out.
     interpret: True, or `pltpu.InterpretParams`, runs the kernel on any machine.
 
