@@ -157,6 +157,10 @@ class Problem:
     has_bias: gmm only, a bias [g, n] is added to rows of local groups.
     packed_axis: gmm only, "k" or "n" for int4 weights of which an int32 holds
       eight along that axis, the first one in the low bits; "" for others.
+    pair: gmm only, two products of weights that have one shape in one kernel:
+      "gated": rhs [g, k, 2n] or [g, 2n, k] is gate and up; -> act(gate) * up
+      "split": lhs times each of two weights; -> both results
+      "sum": each of two lhs times its own weight; -> their sum
   """
 
   kind: str
@@ -179,6 +183,7 @@ class Problem:
   scale_dtype: np.dtype | None = None
   has_bias: bool = False
   packed_axis: str = ""
+  pair: str | None = None
 
   @property
   def scale_shape(self) -> tuple[int, ...] | None:
@@ -204,9 +209,10 @@ class Problem:
     """Shape of the weight: what gmm reads, what tgmm returns."""
     if self.kind == "tgmm":
       return self.out_shape
+    n = 2 * self.n if self.pair == "gated" else self.n
     if self.transpose_rhs:
-      return (self.g, self.n, self.k)
-    return (self.g, self.k, self.n)
+      return (self.g, n, self.k)
+    return (self.g, self.k, n)
 
   @property
   def weight_dtype(self) -> np.dtype:

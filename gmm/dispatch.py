@@ -19,9 +19,11 @@ from jax import lax
 from jax.extend import core
 from jax.interpreters import mlir
 
-from gmm import checks, kernels, layouts, varying, xla_backend
+from gmm import checks, kernels, layouts, varying, xla_backend, xla_gated
+from gmm.activations import Activation
 from gmm.config import Config, Problem, Tiling
 from gmm.kernels import chip as chips
+from gmm.kernels import gated_api
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Product:
     chip: the chip to choose tiles for, or None.
     tiling: (tile_m, tile_k, tile_n) in the call's own terms, or None.
     swapped: the last two axes of the weight lie in memory in the other order.
+    activation: of a gated product.
   """
 
   problem: Problem
@@ -41,6 +44,7 @@ class Product:
   chip: str | None
   tiling: Tiling | None
   swapped: bool = False
+  activation: Activation | None = None
 
 
 def product(problem: Problem, config: Config, *, flipped: bool) -> Product:
@@ -96,10 +100,12 @@ def run(static: Product, operands: tuple[jax.Array, ...]) -> jax.Array:
   Args:
     static: from `product`.
     operands: lhs, rhs or dout, canonical sizes, canonical offset and, each if
-      the problem has one, rhs_scale, rhs_bias and existing_out.
+      the problem has one, rhs_scale, rhs_bias and existing_out. Of a pair the
+      second lhs and rhs instead.
 
   Returns:
-    The result, of `problem.out_shape` and `problem.out_dtype`.
+    The result, of `problem.out_shape` and `problem.out_dtype`; two of them, if
+    the problem is "split".
   """
   operands = varying.vary_alike(*operands)
   if static.problem.is_empty:
@@ -138,13 +144,16 @@ def _batchable(static: Product) -> Any:
       for x, is_batched in zip(operands, in_batched, strict=True)
       if is_batched
     ]
-    return lax.map(one, batched), True
+    out = lax.map(one, batched)
+    return out, jax.tree.map(lambda _: True, out)
 
   return call
 
 
 def _empty(static: Product, *operands: jax.Array) -> jax.Array:
   """The result where there is nothing to multiply."""
+  if static.problem.pair is not None:
+    return _xla(static, *operands)  # an activation may not be zero there
   if static.problem.has_existing:
     return operands[-1]
   zeros = jnp.zeros(static.problem.out_shape, static.problem.out_dtype)
@@ -154,7 +163,9 @@ def _empty(static: Product, *operands: jax.Array) -> jax.Array:
 # ---- backends
 
 
-def _xla(static: Product, *operands: jax.Array) -> jax.Array:
+def _xla(static: Product, *operands: jax.Array) -> Any:
+  if static.problem.pair is not None:
+    return xla_gated.run(static.problem, operands, static.activation)
   if static.problem.kind == "tgmm":
     return xla_backend.tgmm(*operands, problem=static.problem)
   lhs, rhs, sizes, offset, *more = operands
@@ -188,6 +199,8 @@ def _kernel(
 ) -> jax.Array:
   """Runs a kernel on the view of the weight that is row-major in memory."""
   problem, swapped = static.problem, static.swapped
+  if problem.pair is not None:
+    return _pair(static, *operands, interpret=interpret)
   lhs, rhs, sizes, offset, *more = operands
   options = {
     "group_offset": offset,
@@ -215,6 +228,20 @@ def _kernel(
     backward="n" in (problem.scale_axis, problem.packed_axis),
     transpose_rhs=problem.transpose_rhs != swapped,
     **options,
+  )
+
+
+def _pair(static: Product, *operands: jax.Array, interpret: bool) -> Any:
+  """As `_kernel`, for two products in one."""
+  problem, swapped = static.problem, static.swapped
+  transposed = problem.transpose_rhs != swapped
+  return gated_api.run(
+    dataclasses.replace(problem, transpose_rhs=transposed),
+    tuple(x.swapaxes(1, 2) if swapped and x.ndim == 3 else x for x in operands),
+    activation=static.activation,
+    tiling=static.tiling,
+    chip=static.chip,
+    interpret=interpret,
   )
 
 

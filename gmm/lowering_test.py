@@ -202,3 +202,51 @@ def test_an_assumed_chip_is_said_when_lowered_for_tpu_only(x):
     lowered_for_tpu(x, V6E)
     lowered_for_tpu(x, XLA)
     jax.jit(ops.gmm).lower(*x)
+
+
+# ---- gate and up
+
+
+def gated(lhs, rhs, sizes, *, config=XLA, **options):
+  return ops.gmm_gated(lhs, rhs, sizes, config=config, **options)
+
+
+def split(lhs, rhs, sizes, *, config=XLA, **options):
+  halves = jnp.split(rhs, 2, axis=2)
+  both = ops.split_gmm(lhs, *halves, sizes, config=config, **options)
+  return jnp.concatenate(both, axis=1)
+
+
+def dense_gated(lhs, rhs, sizes):
+  gate, up = jnp.split(dense(lhs, rhs, sizes), 2, axis=1)
+  return jax.nn.silu(gate) * up
+
+
+@pytest.mark.parametrize(
+  ("ours", "theirs"),
+  [
+    (gated, dense_gated),
+    (functools.partial(gated, recompute=False), dense_gated),
+    (split, dense),
+  ],
+  ids=["gated", "kept", "split"],
+)
+def test_expert_parallel_gate_and_up(ours, theirs, x):
+  sharded = expert_parallel(mesh_of(AXIS_TYPES[0]))(ours)
+  got = jax.jit(jax.value_and_grad(loss_of(sharded), (0, 1)))(*x)
+  assert_close(got, jax.value_and_grad(loss_of(theirs), (0, 1))(*x))
+
+
+def test_gate_and_up_lowered_for_tpu_from_a_cpu_host(x):
+  for function, forward, dlhs in (
+    (gated, "gmm_v2-nn-gated", "gmm_v2-nt-g_"),
+    (split, "gmm_v2-nn-split", "gmm_v2-nt-sum"),
+  ):
+    function = functools.partial(function, config=V6E)
+    traced = jax.jit(jax.grad(loss_of(function), (0, 1))).trace(*x)
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert "stablehlo.while" not in text
+    for name in (forward, dlhs, "tgmm_v2-tn"):
+      assert name in text
+    text = traced.lower(lowering_platforms=("cpu",)).as_text()
+    assert "tpu_custom_call" not in text and "stablehlo.while" in text

@@ -28,6 +28,8 @@ from gmm import precision as precision_lib
 from gmm.config import Config as Config
 from gmm.config import Problem
 from gmm.config import Tiles as Tiles
+from gmm.gated import gmm_gated as gmm_gated
+from gmm.split import split_gmm as split_gmm
 
 _DEFAULT = Config()
 

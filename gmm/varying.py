@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jax import lax
 
@@ -22,3 +24,9 @@ def vary_like(x: jax.Array, *others: jax.Array) -> jax.Array:
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
   """Lets all arrays vary over every axis that one of them varies over."""
   return tuple(vary_like(x, *arrays) for x in arrays)
+
+
+def tree_alike(tree: Any) -> Any:
+  """A tree of arrays, with all of them varying alike."""
+  leaves, structure = jax.tree.flatten(tree)
+  return structure.unflatten(vary_alike(*leaves))

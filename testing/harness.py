@@ -123,7 +123,7 @@ def check(case: Case, results: Results, **flags: bool) -> None:
         f"{where}: {got.dtype}{got.shape}, expected "
         f"{dtypes[name]}{want[name].value.shape}"
       )
-    _check_elements(where, case, got.astype(np.float64), want[name])
+    check_elements(where, case, got.astype(np.float64), want[name])
   _check_exact_zeros(case, x, results)
 
 
@@ -319,9 +319,10 @@ def _check_same(where: str, got: np.ndarray, want: np.ndarray) -> None:
     raise AssertionError(f"{where}: not the cotangent of the result")
 
 
-def _check_elements(
+def check_elements(
   where: str, case: Case, got: np.ndarray, want: tolerance.Expected
 ) -> None:
+  """Raises an AssertionError for elements that are off by more than allowed."""
   name = where.split()[0]
   # A NaN is not close to anything, so it must not hide behind a comparison.
   error = np.abs(got - want.value)

@@ -9,14 +9,17 @@ unseen.
 This file is the process, too: `python mutations.py FOLDER CASE...` runs cases
 with the package in FOLDER. `out:name`, `dlhs:name` and `drhs:name` are one
 interpreted product of a case of the table; `vjp:name` is `ops.gmm` with XLA.
+`gated:name` and `gated_vjp:name` are the same of the table of gate and up.
 """
 
-import dataclasses
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
+
+from testing import gated_mutations
+from testing.mutation import Mutation
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _PASSED, _CAUGHT = 10, 11
@@ -26,25 +29,6 @@ _TIMEOUT_S = 120
 # empty groups, rows of other shards, several tiles.
 _OUT = ("out:C20-offset-N-3", "out:existing-ragged")
 _DRHS = ("drhs:C20-offset-N-3", "drhs:C11-tile_m-200by128-off_block")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mutation:
-  """One fault.
-
-  Attributes:
-    name: what it forgets or confuses.
-    file: in `gmm`.
-    old: text that occurs there exactly once.
-    new: what takes its place.
-    cases: what must catch it, such as `out:name of a case`.
-  """
-
-  name: str
-  file: str
-  old: str
-  new: str
-  cases: tuple[str, ...]
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -252,14 +236,14 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="drhs_windows_not_added_up",
     file="kernels/tgmm_kernel.py",
-    old="self.buf.acc[:, n] = before + value",
-    new="self.buf.acc[:, n] = value",
+    old="self.buf.acc[k, n] = before + value",
+    new="self.buf.acc[k, n] = value",
     cases=("drhs:existing-all",),
   ),
   Mutation(
     name="drhs_adds_to_the_group_before",
     file="kernels/tgmm_kernel.py",
-    old="before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[:, n])",
+    old="before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[k, n])",
     new="before = self.buf.acc[:, n]",
     cases=_DRHS,
   ),
@@ -391,6 +375,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     new="existing = jnp.zeros_like(dout) if p.has_existing else None",
     cases=("vjp:existing-ragged",),
   ),
+  *gated_mutations.MUTATIONS,
 )
 
 
@@ -455,20 +440,25 @@ def _run_cases(folder: str, wanted: list[str]) -> int:
   import jax
 
   import gmm
-  from testing import cases, harness
+  from testing import cases, gated_cases, gated_harness, harness
 
   if not pathlib.Path(gmm.__file__).is_relative_to(folder):
     raise RuntimeError(f"gmm is {gmm.__file__}, not the one in {folder}")
   by_name = {case.name: case for case in cases.CASES}
+  by_name |= {case.name: case for case in gated_cases.CASES}
   for one in wanted:
     result, name = one.split(":")
     case = by_name[name]
     try:
-      if result == "vjp":
+      if result == "gated":
+        results = gated_harness.run_kernels(case, "interpret")
+      elif result == "gated_vjp":
+        results = gated_harness.run_vjp(case, "xla")
+      elif result == "vjp":
         results = harness.run_vjp(case, "xla")
       else:
         results = harness.run_products(case, "interpret", names=(result,))
-      harness.check(case, results)
+      (gated_harness if "gated" in result else harness).check(case, results)
     except (AssertionError, jax.errors.JaxRuntimeError) as error:
       print(f"{one}: {type(error).__name__}: {str(error)[:600]}")
       return _CAUGHT

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from testing.case import Case
+from testing.gated_cases import GatedCase
 
 
-def params(cases: Iterable[Case]) -> list:
+def params(cases: Iterable[Case | GatedCase]) -> list:
   """A pytest parameter for each case, named by it.
 
   Cases that share a program carry the same xdist group, so that one process
@@ -22,7 +23,7 @@ def params(cases: Iterable[Case]) -> list:
 
 
 def by_backend(
-  metafunc: pytest.Metafunc, tables: Mapping[str, Iterable[Case]]
+  metafunc: pytest.Metafunc, tables: Mapping[str, Iterable[Case | GatedCase]]
 ) -> None:
   """Gives a test that takes `case` the table of the session's backend.
 

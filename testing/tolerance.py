@@ -64,7 +64,7 @@ def _expected(
   def bounded(
     value: np.ndarray, size: np.ndarray, *, terms, dtypes, out_dtype, name=""
   ) -> Expected:
-    eps = _eps_of(
+    eps = eps_of(
       dtypes, out_dtype, precision=case.formats.precision, on_tpu=on_tpu
     )
     if case.bias and name == "out" and not eps["acc_eps"]:
@@ -98,7 +98,7 @@ def _expected(
     results["drhs"] = bounded(
       grads.drhs,
       of_grads.drhs,
-      terms=_rows_of_groups(case)[:, None, None],
+      terms=rows_of_groups(case)[:, None, None],
       dtypes=(x.lhs.dtype, x.dout.dtype),
       out_dtype=inputs.gradient_dtype(case, "rhs"),
     )
@@ -106,14 +106,14 @@ def _expected(
     results["drhs_bias"] = bounded(
       grads.drhs_bias,
       of_grads.drhs_bias,
-      terms=_rows_of_groups(case)[:, None],
+      terms=rows_of_groups(case)[:, None],
       dtypes=(x.dout.dtype, x.dout.dtype),
       out_dtype=x.rhs_bias.dtype,
     )
   return results
 
 
-def _eps_of(
+def eps_of(
   operands: tuple[np.dtype, np.dtype],
   out: np.dtype,
   *,
@@ -193,7 +193,8 @@ def _flushed(
   return {name: tiny * sum(x[name] for x in lost) for name in lost[0]}
 
 
-def _rows_of_groups(case: Case) -> np.ndarray:
+def rows_of_groups(case: Case) -> np.ndarray:
+  """How many rows each local group has: [g]."""
   rows = np.zeros(case.g)
   for group, start, end in oracle.local_rows(
     case.group_sizes,

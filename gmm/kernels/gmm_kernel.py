@@ -101,7 +101,7 @@ def gmm(
       buf=jax.tree.unflatten(tree, scratch_refs),
       lanes=lanes,
     )
-    _Body(memory).run(sizes_ref, offset_ref)
+    Body(memory).run(sizes_ref, offset_ref)
 
   out = launch.call(
     body,
@@ -137,19 +137,21 @@ def _padded_extras(plan: Plan, extras: Extras) -> list[jax.Array]:
   return arrays
 
 
-class _Body:
+class Body:
   """The kernel's body over its refs; holds no state of its own."""
 
   def __init__(self, memory: Memory) -> None:
+    """Takes the refs, and the plan that they were made for."""
     self.memory = memory
     self.plan, self.rows, self.buf = memory.plan, memory.rows, memory.buf
     self.has_existing = memory.plan.problem.has_existing
 
   def run(self, sizes: Any, offset: Any) -> None:
+    """Does the share of this core, from the first step to the last."""
     plan, buf, memory = self.plan, self.buf, self.memory
     cores = plan.chip.num_cores
     totals = self.rows.fill_group_table(sizes, offset, buf.table)
-    fill = zeros.RowFill(self.rows, memory.out, buf.zero, buf.zero_sem.at[0])
+    fill = self.fill(memory.out)
     if not self.has_existing:  # else those rows are there already
       fill.start(totals, cores)
     first, last = grid.core_share(plan.n.count, cores)
@@ -179,6 +181,10 @@ class _Body:
 
     if not self.has_existing:
       fill.wait(totals, cores)
+
+  def fill(self, out: Any) -> zeros.RowFill:
+    """Zeros for the rows of a result that no group has."""
+    return zeros.RowFill(self.rows, out, self.buf.zero, self.buf.zero_sem.at[0])
 
   # ---- steps
 
@@ -235,6 +241,7 @@ class _Body:
     return jnp.where(after == self.plan.rhs_buffers, 0, after)
 
   def following(self, totals: Totals, step: Step) -> Step:
+    """The step after this one, but for what that leaves pending."""
     now = step.now
     after = self.rows.advance(
       self.buf.table, totals.groups, self.plan.k.count, now
@@ -340,11 +347,14 @@ class _Body:
     launch.each_part(self.plan.tile_n, self.plan.parts, part)
 
   def whole_k(self, step: Step, at: Rows) -> None:
+    """Some rows of the result, where k is one tile."""
     self.each_piece(
       step, at, self.plan.tile_k, functools.partial(self.store, step, at)
     )
 
   def part_of_k(self, step: Step, k: int, at: Rows) -> None:
+    """Adds the product of a k tile to some rows of the accumulator."""
+
     def add(n: pl.Slice, value: jax.Array) -> None:
       # The first k tile must not read what scratch memory holds.
       before = jnp.where(
@@ -355,6 +365,7 @@ class _Body:
     self.each_piece(step, at, k, add)
 
   def from_acc(self, step: Step, at: Rows) -> None:
+    """Some rows of the result, from the accumulator."""
     for n in launch.pieces(self.plan.tile_n, PIECE_N):
       self.store(step, at, n, self.buf.acc[pl.ds(*at), n])
 
@@ -395,6 +406,7 @@ class _Body:
   def mend_head(
     self, slot: jax.Array, window: Window, is_first: jax.Array
   ) -> None:
+    """Fills the first block's rows before the group."""
     buf, block = self.buf, self.plan.block
 
     @pl.when(window.lo > window.start)
@@ -408,6 +420,7 @@ class _Body:
       buf.out[at] = jnp.where(before, buf.carry[...], buf.out[at])
 
   def mend_tail(self, slot: jax.Array, window: Window) -> None:
+    """Fills the last block's rows after the group, and carries it on."""
     buf, block = self.buf, self.plan.block
     first = pl.multiple_of(window.rows - block, block)
 

@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from gmm import varying
 from gmm.config import bits
+from gmm.kernels import pairs
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import Plan
 
@@ -26,6 +27,8 @@ def kernel_name(plan: Plan) -> str:
   problem = plan.problem
   if problem.kind == "gmm":
     mode = "gmm_v2-nt" if problem.transpose_rhs else "gmm_v2-nn"
+    if problem.pair is not None:
+      mode += f"-{problem.pair}"
   else:
     mode = "tgmm_v2-tn"
   return (
@@ -61,7 +64,8 @@ def call(
   scratch_shapes: Sequence[Any],
   input_output_aliases: dict[int, int],
   interpret: Any,
-) -> jax.Array:
+  outs: int = 1,
+) -> Any:
   """Runs `body` once per core, with every array left in HBM.
 
   Args:
@@ -73,6 +77,10 @@ def call(
     scratch_shapes: of the body.
     input_output_aliases: as in `pallas_call`.
     interpret: False, True or InterpretParams.
+    outs: results of that shape.
+
+  Returns:
+    The result, or a list of several.
   """
   problem = plan.problem
   sizes, offset, *arrays = operands
@@ -81,31 +89,35 @@ def call(
   )
   in_hbm = pl.BlockSpec(memory_space=pl.ANY)
   weights = problem.g * problem.k * problem.n
+  result = jax.ShapeDtypeStruct(
+    out_shape,
+    problem.out_dtype,
+    manual_axis_type=jax.typeof(operands[0]).manual_axis_type,
+  )
+  sides = pairs.sides(problem)
   run = pl.pallas_call(
     body,
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=3,
       grid=(plan.chip.num_cores,),
       in_specs=[in_hbm] * len(arrays),
-      out_specs=in_hbm,
+      out_specs=in_hbm if outs == 1 else [in_hbm] * outs,
       scratch_shapes=scratch_shapes,
     ),
-    out_shape=jax.ShapeDtypeStruct(
-      out_shape,
-      problem.out_dtype,
-      manual_axis_type=jax.typeof(operands[0]).manual_axis_type,
-    ),
+    out_shape=result if outs == 1 else [result] * outs,
     input_output_aliases=input_output_aliases,
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=("parallel",),
       vmem_limit_bytes=plan.chip.vmem_budget,
     ),
     cost_estimate=pl.CostEstimate(
-      flops=2 * problem.m * problem.k * problem.n,
-      bytes_accessed=problem.m * problem.k * problem.lhs_dtype.itemsize
-      + weights * bits(problem.rhs_dtype) // 8
-      + problem.m * problem.n * problem.out_dtype.itemsize,
-      transcendentals=0,
+      flops=2 * problem.m * problem.k * problem.n * sides.rhs,
+      bytes_accessed=(
+        sides.lhs * problem.m * problem.k * problem.lhs_dtype.itemsize
+        + sides.rhs * weights * bits(problem.rhs_dtype) // 8
+        + sides.out * problem.m * problem.n * problem.out_dtype.itemsize
+      ),
+      transcendentals=problem.m * problem.n * (problem.pair == "gated"),
     ),
     interpret=interpret_params(interpret),
     name=kernel_name(plan),

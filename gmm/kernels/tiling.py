@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gmm.config import Problem, bits
-from gmm.kernels import scales, vmem
+from gmm.kernels import pairs, scales, vmem
 from gmm.kernels.chip import ChipSpec
 from gmm.kernels.grid import LANES, cdiv, round_up
 from gmm.kernels.plan import Plan, row_block, sublanes
@@ -118,6 +118,7 @@ def _with_any_run(plan: Plan) -> list[Plan]:
 
 def _code_bundles(plan: Plan) -> float:
   """Bundles of all products, by the MXU's cycles that they take."""
+  plan = pairs.twin(plan)
   cycles = sum(steps.mxu_cycles(plan, r, plan.tile_k) for r in plan.products)
   return cycles / plan.parts
 
@@ -128,7 +129,8 @@ def _with_run(plan: Plan, run: int) -> Plan:
   size, unit = plan.tile_n, plan.chip.mxu_size
   if plan.problem.kind == "tgmm":
     size, unit = plan.tile_k, LANES
-  cycles = steps.mxu_cycles(plan, run * plan.chunk, plan.tile_k)
+  twin = pairs.twin(plan)
+  cycles = steps.mxu_cycles(twin, run * plan.chunk, twin.tile_k)
   is_long = plan.problem.kind == "gmm" and plan.tile_k > LONG_ROW
   least = cdiv(cycles, MOST_CYCLES_OF_LONG_ROWS if is_long else MOST_CYCLES)
   parts = (p for p in range(least, 2 * least + 2) if size % (p * unit) == 0)
@@ -160,7 +162,7 @@ def _with_vmem(price: Callable[[Plan], float]) -> Callable[[Plan], float]:
 
 def _modelled_seconds(plan: Plan) -> float:
   """Time of a few groups, of equal and of unequal sizes."""
-  plan = _with_more_weights(plan)
+  plan = pairs.twin(_with_more_weights(plan))
   problem = plan.problem
   g = min(problem.g, MODELLED_GROUPS)
   m = round_up(max(problem.m * g // problem.g, 1), plan.block)
@@ -184,6 +186,8 @@ def _plan_for(
   tile_m = min(round_up(tiling[0], block), m)
   tile_k = _tile(problem.k, tiling[1], scales.unit(problem, "k"))
   tile_n = _tile(problem.n, tiling[2], scales.unit(problem, "n"))
+  if pairs.is_wide(problem):
+    tile_n = problem.n
   tail = max(TAIL_ROWS, sublanes(problem.rhs_dtype))
   k = _padded(problem.k, tile_k, tail)
   n = _padded(problem.n, tile_n, tail)
@@ -225,7 +229,8 @@ def _chunk(problem: Problem, chip: ChipSpec, tile_m: int, block: int) -> int:
 def _run(plan: Plan) -> int:
   """How many chunks one product takes: enough to keep the MXU busy."""
   enough = ENOUGH_CYCLES.get((plan.problem.kind, plan.chip.name), 0)
-  wanted = cdiv(enough, steps.mxu_cycles(plan, plan.chunk, plan.tile_k))
+  twin = pairs.twin(plan)
+  wanted = cdiv(enough, steps.mxu_cycles(twin, plan.chunk, twin.tile_k))
   run = max(1, min(wanted, MOST_CHUNKS, plan.tile_m // plan.chunk))
   while run > 1 and _code_bundles(_with_run(plan, run)) > MOST_BUNDLES:
     run -= 1
@@ -254,7 +259,8 @@ def candidates(
   rows = {
     min(max(r, least), most_rows) for r in (2048, 1024, 512, 256, 128, 64, 32)
   }
-  for tile_n in _splits(problem.n, chip):
+  columns = _splits(problem.n, chip)
+  for tile_n in columns[:1] if pairs.is_wide(problem) else columns:
     for tile_k in _splits(problem.k, chip):
       for tile_m in sorted(rows, reverse=True):
         yield tile_m, tile_k, tile_n
@@ -278,6 +284,7 @@ def cost_seconds(plan: Plan) -> float:
 
   Groups differ in size: half a visit and half a chunk are lost in each.
   """
+  plan = pairs.twin(plan)
   problem, chip = plan.problem, plan.chip
   rows = problem.m / problem.g
   visits = problem.g * max(1, rows / plan.tile_m + 0.5)

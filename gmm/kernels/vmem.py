@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from gmm.config import Problem, bits
-from gmm.kernels import scales
+from gmm.kernels import pairs, scales
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import PIECE_N, Plan, sublanes
 
@@ -23,16 +23,18 @@ _WIDENED_BYTES = 3 << 20
 
 def needed(plan: Plan) -> int:
   """Bytes that must be there for the kernel to compile: an upper bound."""
-  return buffers(plan) + _COMPILER_BYTES + _most_spills(plan)
+  more, plan = pairs.more_bytes(plan), pairs.twin(plan)
+  return more + buffers(plan) + _COMPILER_BYTES + _most_spills(plan)
 
 
 def estimate(plan: Plan) -> int:
   """Bytes that the compiler is expected to report."""
-  return buffers(plan) + _usual_spills(plan)
+  more, plan = pairs.more_bytes(plan), pairs.twin(plan)
+  return more + buffers(plan) + _usual_spills(plan)
 
 
 def buffers(plan: Plan) -> int:
-  """Bytes of the kernel's own scratch."""
+  """Bytes of the kernel's own scratch, where it is of one product."""
   problem = plan.problem
   rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
   lhs = 2 * _padded_bytes(rows, k, problem.lhs_dtype)

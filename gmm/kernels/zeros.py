@@ -50,13 +50,14 @@ class RowFill:
   def start(self, totals: Totals, num_cores: int) -> None:
     """Starts this core's copies."""
     self.zero[...] = jnp.zeros(self.zero.shape, self.zero.dtype)
-    self._each(totals, num_cores, "start")
+    self.each(totals, num_cores, "start")
 
   def wait(self, totals: Totals, num_cores: int) -> None:
     """Waits for them."""
-    self._each(totals, num_cores, "wait")
+    self.each(totals, num_cores, "wait")
 
-  def _each(self, totals: Totals, num_cores: int, act: str) -> None:
+  def each(self, totals: Totals, num_cores: int, act: str) -> None:
+    """Starts or waits for each copy; the zeros are there already."""
     before = self.rows.floor(totals.first_row)
     after = self.rows.ceil(totals.end_row)
     self._region(np.int32(0), before, num_cores, act)

@@ -1,0 +1,62 @@
+"""Deliberate faults in what computes gate and up."""
+
+from testing.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (
+  Mutation(
+    name="gate_and_up_swapped",
+    file="kernels/gated_kernel.py",
+    old="activations.apply(self.activation, *sums)",
+    new="activations.apply(self.activation, *sums[::-1])",
+    cases=("gated:aligned-ragged-middle-nan",),
+  ),
+  Mutation(
+    name="up_read_where_gate_is",
+    file="kernels/gated_memory.py",
+    old="    start = n.start + size\n",
+    new="    start = n.start\n",
+    cases=("gated:aligned-ragged-middle-nan",),
+  ),
+  Mutation(
+    name="up_cut_off_where_gate_is",
+    file="kernels/gated_kernel.py",
+    old="up = self.buf.acc[pl.ds(*at), pl.ds(size + n.start, n.size)]",
+    new="up = self.buf.acc[pl.ds(*at), pl.ds(n.start, n.size)]",
+    cases=("gated:wide_rows-ragged-middle-nan",),
+  ),
+  Mutation(
+    name="second_k_tile_of_up_not_added",
+    file="kernels/gated_kernel.py",
+    old="        self.buf.acc[columns] = before + value\n",
+    new="        self.buf.acc[columns] = before + (value if i == 0 else 0)\n",
+    cases=("gated:split_k_tiles-ragged-middle-nan",),
+  ),
+  Mutation(
+    name="activation_of_rows_of_no_group",
+    file="xla_gated.py",
+    old="return jnp.where(local, out, 0).astype(p.out_dtype)",
+    new="return out.astype(p.out_dtype)",
+    cases=("gated_vjp:wide_rows-short-last-huge",),
+  ),
+  Mutation(
+    name="half_of_a_sum",
+    file="kernels/gated_kernel.py",
+    old="    yield first + second\n",
+    new="    yield first\n",
+    cases=("gated:split_k_tiles-ragged-middle-nan",),
+  ),
+  Mutation(
+    name="second_result_not_zeroed",
+    file="kernels/gated_kernel.py",
+    old="return _Fills(super().fill(out), super().fill(second))",
+    new="return _Fills(super().fill(out), super().fill(out))",
+    cases=("gated:split_k_tiles-ragged-middle-nan",),
+  ),
+  Mutation(
+    name="gradient_of_up_is_that_of_gate",
+    file="split.py",
+    old="(0, d), p) for d in douts)",
+    new="(0, douts[0]), p) for _ in douts)",
+    cases=("gated_vjp:split_k_tiles-ragged-middle-nan",),
+  ),
+)
