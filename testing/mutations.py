@@ -244,7 +244,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     name="drhs_adds_to_the_group_before",
     file="kernels/tgmm_kernel.py",
     old="before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[k, n])",
-    new="before = self.buf.acc[:, n]",
+    new="before = self.buf.acc[k, n]",
     cases=_DRHS,
   ),
   Mutation(
