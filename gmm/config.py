@@ -441,6 +441,7 @@ def _refuse_quantization(value: Any) -> None:
   if isinstance(value, str) and value.lower() in ("", "none", "false"):
     return
   raise NotImplementedError(
-    f"`quantization` is {value!r}, but quantised weights are not supported "
-    "yet; leave the key out, or set it to None or ''"
+    f"`quantization` is {value!r}, but operands are not quantised on the way "
+    "yet; leave the key out, or set it to None or '' (weights that are "
+    "quantised already go with `rhs_scale`)"
   )
