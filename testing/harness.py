@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gmm import config as config_lib
 from gmm import kernels, ops
 from gmm.kernels import chip as chips
 from reference import oracle
@@ -233,14 +234,14 @@ def _xla_products() -> tuple[Callable, Callable]:
   def product(x, rhs, *operands, tiling, backward=False, **options):
     del tiling  # has none
     call = functools.partial(ops.gmm, config=config)
-    if not backward or options["rhs_scale"] is None:
+    is_packed = rhs.dtype == jnp.int32
+    if not backward or (options["rhs_scale"] is None and not is_packed):
       return call(x, rhs, *operands, **options)
-    # Scales along the columns are not for users to give, but for gradients.
+    # What lies along the columns is not for users to give, but for gradients.
     options["transpose_rhs"] = not options["transpose_rhs"]
-    like = jnp.zeros(
-      (x.shape[0], rhs.shape[2 if options["transpose_rhs"] else 1]),
-      options.pop("preferred_element_type"),
-    )
+    k = rhs.shape[2 if options["transpose_rhs"] else 1]
+    k *= config_lib.PACKED if is_packed else 1
+    like = jnp.zeros((x.shape[0], k), options.pop("preferred_element_type"))
     _, vjp = jax.vjp(
       lambda lhs: call(
         lhs, rhs, *operands, preferred_element_type=x.dtype, **options
