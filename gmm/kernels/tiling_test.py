@@ -33,7 +33,8 @@ def problem_of(mode, w, dtype, **changes):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: jnp.dtype(d).name)
 def test_every_workload_has_tiles(name, mode, dtype):
   spec = chip.resolve(name)
-  for w in WORKLOADS:
+  # Choosing takes a while: all of them in bfloat16, some in other formats.
+  for w in WORKLOADS if dtype == jnp.bfloat16 else WORKLOADS[::4]:
     plan = tiling.make_plan(problem_of(mode, w, dtype), spec)
     assert vmem.needed(plan) <= spec.vmem_budget, w
     assert plan.pads[0] == 0, w
