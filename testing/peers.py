@@ -130,3 +130,8 @@ def seconds(chip: str, workload: str, mode: str) -> dict[str, float]:
   if times is None:
     return {}
   return {name: time * 1e-6 for name, time in zip(PATTERNS, times, strict=True)}
+
+
+def known() -> frozenset[str]:
+  """The workloads of which a time is known, on any chip."""
+  return frozenset(name for times in _TIMES.values() for name, _ in times)

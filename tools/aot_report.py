@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from gmm import aot
 from gmm.kernels import chip as chips
-from testing import workloads
+from testing import peers, workloads
 from testing.workloads import Workload
 from tools import published
 from tools.report import collect, page, terminal
@@ -56,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
   add("--chip", default="v6e", help=f"{', '.join(chips.CHIPS)}, or all")
   add(
     "--model",
-    help=f"{', '.join(workloads.models())}, or all; default gemma4-26b",
+    help=f"{', '.join(workloads.models())}; all; or compared, those that other "
+    "kernels' times are known of; default gemma4-26b",
   )
   for name, what in (
     ("m", "rows"),
@@ -140,6 +141,9 @@ def _shapes(
     model = arguments.model or "gemma4-26b"
     if model == "all":
       return "all", workloads.WORKLOADS
+    if model == "compared":
+      known = peers.known()
+      return model, tuple(w for w in workloads.WORKLOADS if w.name in known)
     return model, workloads.of_model(model)
   missing = [f"--{name}" for name in own if name not in given]
   if missing or arguments.model:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gmm import aot
-from testing import workloads
+from testing import peers, workloads
 from tools import aot_report
 from tools.report import collect
 
@@ -49,6 +49,17 @@ def test_a_shape_of_your_own(capsys, tmp_path):
   (copy,) = report["copies"]["explicit"]["copies"]
   assert copy["bytes"] == 4 * 256 * 128 * 2
   assert report["copies"]["in_place"]["copies"] == []
+
+
+def test_the_compared_have_other_times(capsys, tmp_path, monkeypatch):
+  asked = []
+  monkeypatch.setattr(aot_report, "_products", lambda r: asked.extend(r) or [])
+  flags = ["--model", "compared", "--no_copies", "--out", str(tmp_path)]
+  status, _, err = run(capsys, *flags, "--chip", "v6e")
+  assert status == 0, err
+  assert len(asked) == 24
+  for r in asked:
+    assert peers.seconds("v6e", r.workload.name, r.mode)
 
 
 def test_the_headline(capsys, tmp_path, monkeypatch):
