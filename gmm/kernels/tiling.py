@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 
 import jax.numpy as jnp
@@ -39,6 +40,9 @@ MOST_BUNDLES = 32_000
 MOST_CYCLES = 9000
 MOST_CYCLES_OF_LONG_ROWS = 4000
 LONG_ROW = 3072
+# Most columns of lhs in a part of tgmm's product: more are loaded again for
+# each piece of dout. (On v6e the MXU's cycles hide that.)
+MOST_PART_K = {"tpu7x": 1536}
 # Tilings for which other numbers of chunks are tried.
 RUNS_TRIED = 3
 # Most weights that are there or on their way: while a large group is worked on,
@@ -133,6 +137,8 @@ def _with_run(plan: Plan, run: int) -> Plan:
   cycles = steps.mxu_cycles(twin, run * plan.chunk, twin.tile_k)
   is_long = plan.problem.kind == "gmm" and plan.tile_k > LONG_ROW
   least = cdiv(cycles, MOST_CYCLES_OF_LONG_ROWS if is_long else MOST_CYCLES)
+  if plan.problem.kind == "tgmm" and run > 1 and plan.chip.name in MOST_PART_K:
+    least = max(least, cdiv(plan.tile_k, MOST_PART_K[plan.chip.name]))
   parts = (p for p in range(least, 2 * least + 2) if size % (p * unit) == 0)
   # What is blocked along n is so at places that have to be known.
   blocked = plan.problem.scale_block and plan.problem.scale_axis == "n"
@@ -154,10 +160,14 @@ def _with_more_weights(plan: Plan) -> Plan:
 
 
 def _with_vmem(price: Callable[[Plan], float]) -> Callable[[Plan], float]:
-  """Adds a little for VMEM, so that of equals the smaller one is taken."""
-  return lambda plan: (
-    price(plan) * (1 + 0.005 * vmem.needed(plan) / plan.chip.vmem_budget)
-  )
+  """Adds a little for VMEM and for tiles: of equals the simplest is taken."""
+
+  def priced(plan: Plan) -> float:
+    share = vmem.needed(plan) / plan.chip.vmem_budget
+    tiles = plan.k.count * plan.n.count
+    return price(plan) * (1 + 0.005 * share + 0.002 * math.log2(tiles))
+
+  return priced
 
 
 def _modelled_seconds(plan: Plan) -> float:

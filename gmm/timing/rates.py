@@ -81,7 +81,7 @@ _CODE: dict[tuple[str, str], CodeLike] = {
   ("tgmm", "v5e"): CodeLike(product=100, share=0.91, step=230),
   ("tgmm", "v5p"): CodeLike(product=100, share=0.91, step=230),
   ("tgmm", "v6e"): CodeLike(product=400, share=1.0, step=210),
-  ("tgmm", "tpu7x"): CodeLike(product=750, share=0.865, step=180),
+  ("tgmm", "tpu7x"): CodeLike(product=650, share=0.75, step=190),
 }
 
 
