@@ -293,8 +293,8 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="bias_on_rows_of_no_group",
     file="kernels/api.py",
-    old="return gmm_kernel.gmm(plan, operands, extras, interpret)",
-    new="return gmm_kernel.gmm(\n"
+    old="return gmm_call.gmm(plan, operands, extras, interpret)",
+    new="return gmm_call.gmm(\n"
     "    plan, operands, extras, interpret\n"
     "  ) + (0 if rhs_bias is None else rhs_bias[0])",
     cases=("out:bias-f32-T-new-short",),
@@ -310,7 +310,7 @@ MUTATIONS: tuple[Mutation, ...] = (
   ),
   Mutation(
     name="bias_gradient_of_another_group",
-    file="ops.py",
+    file="vjp.py",
     old="return sums[:, 0]",
     new="return sums[::-1, 0]",
     cases=("vjp:bias-bf16-N-new-ragged",),
@@ -362,7 +362,7 @@ MUTATIONS: tuple[Mutation, ...] = (
   # ---- gradients
   Mutation(
     name="gradients_of_the_first_shard",
-    file="ops.py",
+    file="vjp.py",
     old="return (_tgmm if is_tgmm else _gmm)(plan, x)",
     new="x = dataclasses.replace(x, offset=jnp.zeros_like(x.offset))\n"
     "  return (_tgmm if is_tgmm else _gmm)(plan, x)",
@@ -370,7 +370,7 @@ MUTATIONS: tuple[Mutation, ...] = (
   ),
   Mutation(
     name="existing_out_has_no_gradient",
-    file="ops.py",
+    file="vjp.py",
     old="existing = dout if p.has_existing else None",
     new="existing = jnp.zeros_like(dout) if p.has_existing else None",
     cases=("vjp:existing-ragged",),

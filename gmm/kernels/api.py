@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from gmm import checks, config
 from gmm.kernels import chip as chips
-from gmm.kernels import gmm_kernel, tgmm_kernel
+from gmm.kernels import gmm_call, tgmm_kernel
 from gmm.kernels import tiling as tiles
 
 
@@ -100,13 +100,13 @@ def gmm_v2(
       return jnp.asarray(existing_out)
     return jnp.zeros(problem.out_shape, problem.out_dtype)
   operands = _operands(problem, group_sizes, group_offset, (lhs, rhs))
-  extras = gmm_kernel.Extras(
+  extras = gmm_call.Extras(
     *(
       None if x is None else jnp.asarray(x)
       for x in (rhs_scale, rhs_bias, existing_out)
     )
   )
-  return gmm_kernel.gmm(plan, operands, extras, interpret)
+  return gmm_call.gmm(plan, operands, extras, interpret)
 
 
 def tgmm_v2(

@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm import checks
-from gmm.kernels import chip, gmm_kernel, tgmm_kernel, tiling
+from gmm.kernels import chip, gmm_call, tgmm_kernel, tiling
 from reference import oracle
 
 M, K, N = 96, 256, 256
@@ -52,10 +52,10 @@ def test_gmm(transpose_rhs, run, parts, tile_k):
   assert plan.products == ((16 * run, 16, 32) if run > 1 else (16, 32))
   _check(
     plan,
-    lambda sizes, offset: gmm_kernel.gmm(
+    lambda sizes, offset: gmm_call.gmm(
       plan,
       [sizes, offset, x["lhs"], rhs],
-      gmm_kernel.Extras(),
+      gmm_call.Extras(),
       pltpu.InterpretParams(detect_races=True),
     ),
     lambda sizes: oracle.gmm(x["lhs"], rhs, sizes, transpose_rhs=transpose_rhs),
