@@ -19,7 +19,15 @@ from jax import lax
 from jax.extend import core
 from jax.interpreters import mlir
 
-from gmm import checks, kernels, layouts, varying, xla_backend, xla_gated
+from gmm import (
+  checks,
+  kernels,
+  layouts,
+  meshes,
+  varying,
+  xla_backend,
+  xla_gated,
+)
 from gmm.activations import Activation
 from gmm.config import Config, Problem, Tiling
 from gmm.kernels import chip as chips
@@ -122,7 +130,8 @@ def _batchable(static: Product) -> Any:
 
   @jax.custom_batching.custom_vmap
   def call(*operands: jax.Array) -> jax.Array:
-    return _BACKENDS[static.backend](static, *operands)
+    backend = functools.partial(_BACKENDS[static.backend], static)
+    return meshes.on_every_device(backend)(*operands)
 
   @call.def_vmap
   def _(
@@ -144,6 +153,7 @@ def _batchable(static: Product) -> Any:
       for x, is_batched in zip(operands, in_batched, strict=True)
       if is_batched
     ]
+    meshes.check_batch(batched)
     out = lax.map(one, batched)
     return out, jax.tree.map(lambda _: True, out)
 

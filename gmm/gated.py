@@ -14,7 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gmm import activations, checks, dispatch, gated_checks, varying, xla_gated
+from gmm import (
+  activations,
+  checks,
+  dispatch,
+  gated_checks,
+  meshes,
+  varying,
+  xla_gated,
+)
 from gmm.config import Config, Problem
 
 
@@ -92,6 +100,9 @@ def gmm_gated(
   }
   problem = gated_checks.gated_problem(
     *operands, preferred_element_type=preferred_element_type, **options
+  )
+  meshes.check_whole(
+    problem, lhs=lhs, rhs_gate_up=rhs_gate_up, group_sizes=group_sizes
   )
   whole = gated_checks.whole_problem(
     *operands, preferred_element_type=_kept_dtype(problem.out_dtype), **options

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gmm import checks, dispatch, gated_checks, varying
+from gmm import checks, dispatch, gated_checks, meshes, varying
 from gmm import config as config_lib
 from gmm.config import Config, Problem
 
@@ -72,6 +72,13 @@ def split_gmm(
     transpose_rhs=transpose_rhs,
     preferred_element_type=preferred_element_type,
     precision=precision,
+  )
+  meshes.check_whole(
+    gate,
+    lhs=lhs,
+    rhs_gate=rhs_gate,
+    rhs_up=rhs_up,
+    group_sizes=group_sizes,
   )
   plan = _Pair(one=ops._plan(gate, config, precision), columns=(gate.n, up.n))
   x = _Arrays(

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gmm import checks, dispatch, quantized, varying
+from gmm import checks, dispatch, meshes, quantized, varying
 from gmm import config as config_lib
 from gmm import precision as precision_lib
 from gmm.config import Config, Problem
@@ -203,6 +203,11 @@ def _operands(
   problem: Problem, x: Operands, sizes: Any, offset: Any
 ) -> Operands:
   """Arrays that vary alike: here, where autodiff sees the casts."""
+  arrays = {f.name: getattr(x, f.name) for f in dataclasses.fields(x)}
+  if problem.kind == "tgmm":
+    arrays["dout"] = arrays.pop("rhs")
+  arrays |= {"sizes": None, "group_sizes": sizes}
+  meshes.check_whole(problem, **arrays)
   x = dataclasses.replace(
     jax.tree.map(jnp.asarray, x),
     sizes=checks.canonical_sizes(sizes, problem.m),
