@@ -5,7 +5,8 @@
     drhs = ops.tgmm(lhs, dout, group_sizes, num_groups=g)         # [g, k, n]
 
 Each has a custom VJP whose products are again these operations, so that
-gradients can be differentiated too:
+gradients can be differentiated too (in reverse: a custom VJP has no forward
+mode, so `jax.jvp` and what is built on it raise TypeError):
 
     gmm NN   rhs [g, k, n]     dlhs is NT on rhs, drhs is tgmm
     gmm NT   rhs [g, n, k]     dlhs is NN on rhs, drhs is tgmm, transposed out
@@ -22,13 +23,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gmm import checks, dispatch, quantized, varying
+from gmm import checks, dispatch, names, quantized, varying
 from gmm import config as config_lib
 from gmm import precision as precision_lib
 from gmm.config import Config as Config
 from gmm.config import Problem
 from gmm.config import Tiles as Tiles
 from gmm.gated import gmm_gated as gmm_gated
+from gmm.names import GMM_GATED_GATE_UP as GMM_GATED_GATE_UP
+from gmm.names import GMM_GATED_OUT as GMM_GATED_OUT
+from gmm.names import GMM_OUT as GMM_OUT
+from gmm.names import SPLIT_GMM_OUT as SPLIT_GMM_OUT
+from gmm.names import TGMM_OUT as TGMM_OUT
+from gmm.ragged import ragged_dot as ragged_dot
+from gmm.ragged import ragged_dot_general as ragged_dot_general
 from gmm.split import split_gmm as split_gmm
 
 _DEFAULT = Config()
@@ -166,7 +174,8 @@ def gmm(
     rhs_bias=rhs_bias,
     existing_out=existing_out,
   )
-  return _gmm(plan, _operands(problem, x, group_sizes, group_offset))
+  out = _gmm(plan, _operands(problem, x, group_sizes, group_offset))
+  return names.named(out, names.GMM_OUT)
 
 
 def tgmm(
@@ -220,7 +229,8 @@ def tgmm(
   )
   plan = _plan(problem, config, precision)
   x = Operands(lhs=lhs, rhs=dout)
-  return _tgmm(plan, _operands(problem, x, group_sizes, group_offset))
+  out = _tgmm(plan, _operands(problem, x, group_sizes, group_offset))
+  return names.named(out, names.TGMM_OUT)
 
 
 # ---- gmm and its VJP
