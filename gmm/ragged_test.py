@@ -1,0 +1,418 @@
+"""`ops.ragged_dot` and its general form beside jax's own.
+
+Operands are small whole numbers, so that every sum is exact in every format,
+and results are the same bits.
+"""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from gmm import ops
+from testing import compiling
+from testing.toy import equations
+
+M, K, N, G = 24, 8, 6, 4
+SIZES = np.array([5, 0, 9, 7], np.int32)  # three rows belong to no group
+
+
+def whole(seed, *shape, dtype="float32"):
+  rng = np.random.default_rng(seed)
+  return jnp.asarray(rng.integers(-2, 3, shape), dtype)
+
+
+def numbers(contract, batch=((), ()), *, ragged, group=()):
+  return lax.RaggedDotDimensionNumbers((contract, batch), [ragged], group)
+
+
+jit = functools.partial(jax.jit, compiler_options=compiling.fast_options())
+
+
+def equal(got, want):
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    np.testing.assert_array_equal(
+      np.asarray(a, np.float32), np.asarray(b, np.float32)
+    )
+
+
+def same(ours, theirs, *arrays):
+  """Values and gradients of both, in one program."""
+
+  def grads(function, *arrays):
+    out, vjp = jax.vjp(function, *arrays)
+    dout = jnp.arange(out.size).reshape(out.shape) % 5 - 2
+    return out, vjp(dout.astype(out.dtype))
+
+  both = jit(lambda *x: (grads(ours, *x), grads(theirs, *x)))
+  got, want = both(*arrays)
+  equal(got, want)
+  return got
+
+
+@pytest.mark.parametrize("name", ["ragged_dot", "ragged_dot_general"])
+def test_signatures(name):
+  ours, theirs = (
+    inspect.signature(getattr(module, name)).parameters.values()
+    for module in (ops, lax)
+  )
+  for a, b in zip(ours, theirs, strict=True):
+    assert (a.name, a.kind, a.default) == (b.name, b.kind, b.default)
+
+
+# ---- ragged_dot
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ragged_dot(dtype):
+  lhs, rhs = whole(0, M, K, dtype=dtype), whole(1, G, K, N, dtype=dtype)
+  (out, _) = same(
+    lambda lhs, rhs: ops.ragged_dot(lhs, rhs, SIZES),
+    lambda lhs, rhs: lax.ragged_dot(lhs, rhs, SIZES),
+    lhs,
+    rhs,
+  )
+  assert not out[SIZES.sum() :].any() and out[: SIZES.sum()].any()
+
+
+# lhs, rhs, preferred_element_type. None is what lax.dot makes of the two.
+DTYPES = [
+  ("bfloat16", "float32", None),
+  ("bfloat16", "bfloat16", "float32"),
+  ("float16", "bfloat16", None),
+  ("float8_e5m2", "float8_e4m3fn", None),
+  ("int8", "bfloat16", None),
+  ("int8", "int8", "float32"),
+]
+
+
+def test_results_have_the_dtypes_of_lax():
+  pairs = [
+    (whole(0, M, K, dtype=a), whole(1, G, K, N, dtype=b)) for a, b, _ in DTYPES
+  ]
+
+  def all_of(function):
+    return [
+      function(lhs, rhs, SIZES, preferred_element_type=preferred)
+      for (lhs, rhs), (*_, preferred) in zip(pairs, DTYPES, strict=True)
+    ]
+
+  equal(*jit(lambda: (all_of(ops.ragged_dot), all_of(lax.ragged_dot)))())
+
+
+def test_int8_stays_int8():
+  # 4 * 64 is 0 in int8, as lax.ragged_dot has it.
+  lhs, rhs = jnp.full((3, 4), 8, jnp.int8), jnp.full((1, 4, 2), 8, jnp.int8)
+  sizes = jnp.array([2])
+  for function in (ops.ragged_dot, lax.ragged_dot):
+    out = jit(function)(lhs, rhs, sizes)
+    assert out.dtype == jnp.int8
+    np.testing.assert_array_equal(out, np.zeros((3, 2)))
+
+
+def test_nothing_reaches_rows_of_no_group():
+  lhs = whole(0, M, K).at[SIZES.sum() :].set(jnp.nan)
+  out = jit(ops.ragged_dot)(lhs, whole(1, G, K, N), SIZES)
+  assert np.isfinite(out).all() and not out[SIZES.sum() :].any()
+
+
+def test_a_group_offset_finds_its_rows():
+  lhs, rhs = whole(0, M, K), whole(1, G, K, N)
+
+  @jax.jit
+  def shards(rhs, offsets):
+    return [
+      ops.ragged_dot(lhs, part, SIZES, group_offset=offset)
+      for part, offset in zip((rhs[:2], rhs[2:]), offsets, strict=True)
+    ]
+
+  first, second = shards(rhs, jnp.array([0, 2]))
+  np.testing.assert_array_equal(first + second, ops.ragged_dot(lhs, rhs, SIZES))
+  assert first.any() and second.any()
+
+
+def test_precision():
+  lhs, rhs = whole(0, M, K), whole(1, G, K, N)
+  # No default of jax's, and in the place that lax.ragged_dot has it.
+  jaxpr = jax.make_jaxpr(
+    lambda lhs, rhs: ops.ragged_dot(lhs, rhs, SIZES, "highest")
+  )(lhs, rhs)
+  asked = [
+    set(e.params["precision"])
+    for e in equations(jaxpr.jaxpr)
+    if e.primitive.name == "dot_general"
+  ]
+  assert asked and all(p == {lax.Precision.HIGHEST} for p in asked)
+  narrow = lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16)
+  jax.eval_shape(
+    lambda *x: ops.ragged_dot(*x, SIZES, lax.Precision.HIGHEST), *narrow
+  )
+
+
+# ---- ragged_dot_general
+
+# numbers, lhs, rhs, and the axes that group_sizes has besides the groups'.
+NN = numbers(([1], [1]), ragged=0, group=[0])
+NT = numbers(([1], [2]), ragged=0, group=[0])
+TN = numbers(([0], [0]), ragged=0)
+FORMS = {
+  "nn": (NN, (M, K), (G, K, N), ()),
+  "nt": (NT, (M, K), (G, N, K), ()),
+  "groups_last": (
+    numbers(([0], [1]), ragged=1, group=[2]),
+    (K, M),
+    (N, K, G),
+    (),
+  ),
+  "tn": (TN, (M, K), (M, N), ()),
+  "tn_columns": (numbers(([1], [1]), ragged=1), (K, M), (N, M), ()),
+  "of_batches": (
+    numbers(([1], [2]), ([2], [0]), ragged=0, group=[1]),
+    (M, K, 2),
+    (2, G, K, N),
+    (2,),
+  ),
+  "one_sizes_for_a_batch": (
+    numbers(([2], [2]), ([0], [0]), ragged=1, group=[1]),
+    (2, M, K),
+    (2, G, K, N),
+    (),
+  ),
+  # 2 before the ragged axis, 3 after it, two axes contracted and two of n.
+  "more_axes": (
+    numbers(([4, 3], [1, 2]), ragged=1, group=[0]),
+    (2, M, 3, 4, 2),
+    (G, 2, 4, N, 2),
+    (2,),
+  ),
+  "tn_of_batches": (
+    numbers(([1], [2]), ([0], [1]), ragged=1),
+    (2, M, K),
+    (N, 2, M),
+    (2,),
+  ),
+  # Contracted axes before and after the ragged one.
+  "tn_of_more_axes": (
+    numbers(([0, 1, 2], [0, 2, 1]), ragged=1),
+    (2, M, 3, K),
+    (2, 3, M, N),
+    (2,),
+  ),
+  "batch": (
+    numbers(([2], [1]), ([0], [0]), ragged=0),
+    (M, 3, K),
+    (M, K, N),
+    (),
+  ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name):
+  dims, lhs, rhs, more = FORMS[name]
+  sizes = np.stack([SIZES, SIZES[::-1] + 1]) if more else SIZES
+  ours, theirs = (
+    functools.partial(
+      function, group_sizes=sizes, ragged_dot_dimension_numbers=dims
+    )
+    for function in (ops.ragged_dot_general, lax.ragged_dot_general)
+  )
+  x = whole(0, *lhs), whole(1, *rhs)
+  if dims.rhs_group_dimensions:
+    same(ours, theirs, *x)
+    return
+
+  # jax does not differentiate the others. They are linear in either operand:
+  # <dout, f(t, rhs) + f(lhs, u)> = <dlhs, t> + <drhs, u>.
+  @jit
+  def both(x, t):
+    out, vjp = jax.vjp(ours, *x)
+    dout = (jnp.arange(out.size).reshape(out.shape) % 5 - 2).astype(out.dtype)
+    moved = theirs(t[0], x[1]) + theirs(x[0], t[1])
+    grads = sum(jnp.vdot(a, b) for a, b in zip(vjp(dout), t, strict=True))
+    return (out, grads), (theirs(*x), jnp.vdot(dout, moved))
+
+  got, want = both(x, (whole(2, *lhs), whole(3, *rhs)))
+  equal(got, want)
+  assert want[1] != 0
+
+
+def test_many_small_rows_do_not_overflow_the_type_of_the_sizes():
+  dims = numbers(([2], [1]), ragged=0, group=[0])
+  lhs, rhs = whole(0, 100, 5, 2), whole(1, 2, 2, 3)
+  sizes = jnp.array([60, 40], jnp.uint8)
+  got, want = jit(
+    lambda: (
+      ops.ragged_dot_general(lhs, rhs, sizes, dims),
+      lax.ragged_dot_general(lhs, rhs, sizes.astype(jnp.int32), dims),
+    )
+  )()
+  np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(("dims", "shape"), [(NN, (G, K, N)), (NT, (G, N, K))])
+def test_no_weight_is_transposed(dims, shape):
+  jaxpr = jax.make_jaxpr(
+    lambda lhs, rhs: ops.ragged_dot_general(lhs, rhs, SIZES, dims)
+  )(whole(0, M, K), whole(1, *shape))
+  for eqn in equations(jaxpr.jaxpr):
+    if eqn.primitive.name == "transpose":
+      # Only the one of jnp.transpose in its own order, which does nothing.
+      assert eqn.params["permutation"] == tuple(range(eqn.invars[0].aval.ndim))
+
+
+def test_vmap():
+  def ours(lhs, rhs):
+    return jax.vmap(
+      lambda one: ops.ragged_dot_general(one, rhs, SIZES, NT), 1, 2
+    )(lhs)
+
+  def theirs(lhs, rhs):
+    parts = (
+      lax.ragged_dot_general(x, rhs, SIZES, NT) for x in (lhs[:, 0], lhs[:, 1])
+    )
+    return jnp.stack(list(parts), axis=2)
+
+  same(ours, theirs, whole(0, M, 2, K), whole(1, G, N, K))
+
+
+# ---- errors
+
+
+LHS, RHS = whole(0, M, K), whole(1, G, K, N)
+BAD = {
+  "sizes_second": (TypeError, (LHS, SIZES, RHS), {}, "looks like group_sizes"),
+  "weight_third": (TypeError, (LHS, RHS, RHS), {}, "`group_sizes` is float32"),
+  "dtype_fourth": (
+    TypeError,
+    (LHS, RHS, SIZES, jnp.float32),
+    {},
+    "`precision` is float32, which looks like a dtype; the order is rag",
+  ),
+  "tiling_fifth": (
+    TypeError,
+    (LHS, RHS, SIZES, None, (128, 128, 128)),
+    {},
+    "`preferred_element_type` is (128, 128, 128), which looks like a tiling",
+  ),
+  "sizes_fifth": (
+    TypeError,
+    (LHS, RHS, SIZES, None, SIZES),
+    {},
+    "`preferred_element_type` is an array [4]; want a dtype",
+  ),
+  "out_sharding": (
+    NotImplementedError,
+    (LHS, RHS, SIZES),
+    {"out_sharding": jax.sharding.PartitionSpec("x")},
+    "with_sharding_constraint",
+  ),
+  "packed": (
+    TypeError,
+    (LHS, jnp.zeros((G, 1, N), jnp.int32), SIZES),
+    {},
+    "`rhs` is int32",
+  ),
+  "weight_of_another_k": (
+    ValueError,
+    (LHS, RHS.swapaxes(1, 2), SIZES),
+    {},
+    "`rhs` is [g, k, n] = [4, 6, 8]",
+  ),
+  "lhs_of_rank_3": (ValueError, (LHS[None], RHS, SIZES), {}, "want [m, k]"),
+  "few_sizes": (ValueError, (LHS, RHS, SIZES[:2]), {}, "g_total >= g"),
+  "unknown_precision": (
+    ValueError,
+    (LHS, RHS, SIZES, "great"),
+    {},
+    "'great'",
+  ),
+}
+
+
+@pytest.mark.parametrize("row", BAD.values(), ids=BAD)
+def test_errors(row):
+  kind, args, options, words = row
+  with pytest.raises(kind) as error:
+    ops.ragged_dot(*args, **options)
+  assert words in str(error.value)
+
+
+BAD_GENERAL = {
+  "a_tuple": (TypeError, {"dims": (((1,), (1,)), ((), ()))}, "a tuple; want"),
+  "no_group": (
+    ValueError,
+    {"dims": numbers(([1], [1]), ragged=0)},
+    "0 group dimensions of `rhs` beside a noncontracting",
+  ),
+  "a_group_too_many": (
+    ValueError,
+    {"dims": numbers(([0], [0]), ragged=0, group=[1]), "rhs": LHS},
+    "1 group dimensions of `rhs` beside a contracting",
+  ),
+  "group_is_contracted": (
+    ValueError,
+    {"dims": numbers(([1], [1]), ragged=0, group=[1])},
+    "the group dimension 1",
+  ),
+  "two_ragged": (
+    ValueError,
+    {
+      "dims": lax.RaggedDotDimensionNumbers(
+        (((1,), (1,)), ((), ())), [0, 1], [0]
+      )
+    },
+    "2 ragged dimensions of `lhs`",
+  ),
+  "ragged_out_of_range": (
+    ValueError,
+    {"dims": numbers(([1], [1]), ragged=2, group=[0])},
+    "the ragged dimension 2 of `lhs` of rank 2",
+  ),
+  "axis_out_of_range": (
+    ValueError,
+    {"dims": numbers(([1], [3]), ragged=0, group=[0])},
+    "names axes [3] of `rhs` [4, 8, 6]",
+  ),
+  "axis_twice": (
+    ValueError,
+    {"dims": numbers(([1], [1]), ([1], [0]), ragged=0, group=[0])},
+    "an axis of `lhs` twice",
+  ),
+  "sizes_disagree": (
+    ValueError,
+    {"dims": NT},
+    "contracted axes of sizes [8] in `lhs`, [6] in `rhs`",
+  ),
+  "sizes_of_no_batch": (
+    ValueError,
+    {"dims": NN, "group_sizes": SIZES[None]},
+    "`group_sizes` has shape [1, 4]; want [g] or [g]",
+  ),
+  "offset_of_tgmm": (
+    NotImplementedError,
+    {"dims": TN, "rhs": LHS, "group_offset": 1},
+    "`group_offset` is given but the ragged dimension is contracting",
+  ),
+  "no_array": (
+    TypeError,
+    {"dims": NN, "lhs": [[1.0]]},
+    "`lhs` is a list; want an array",
+  ),
+}
+
+
+@pytest.mark.parametrize("row", BAD_GENERAL.values(), ids=BAD_GENERAL)
+def test_errors_of_the_general_form(row):
+  kind, given, words = row
+  x = {"lhs": LHS, "rhs": RHS, "group_sizes": SIZES, **given}
+  dims = x.pop("dims")
+  with pytest.raises(kind) as error:
+    ops.ragged_dot_general(**x, ragged_dot_dimension_numbers=dims)
+  assert words in str(error.value)
+  assert "want " in str(error.value)
