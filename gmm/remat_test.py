@@ -79,7 +79,8 @@ def gradients(function, policy="none"):
 
   if policy != "none":
     loss = jax.checkpoint(loss, policy=policy)
-  return jax.grad(loss, (0, 1))
+  # With the value, or XLA could do without the forward pass.
+  return jax.value_and_grad(loss, (0, 1))
 
 
 def products(function, policy="none"):
