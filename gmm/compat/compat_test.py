@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gmm import ops
 from gmm.compat import maxtext, megablox, tilings
 from testing import compiling
 from testing.toy import equations
@@ -72,8 +71,8 @@ def test_signatures_of_megablox(ours, theirs):
     assert (a.name, a.kind, a.default) == (b.name, b.kind, b.default)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16"])
-def test_a_shard_through_both_adapters(dtype):
+def test_a_shard_through_both_adapters():
+  dtype = jnp.bfloat16
   x = whole(0, M, K, dtype=dtype), whole(1, G, K, N, dtype=dtype)[:2]
   offset = jnp.int32(2)
 
@@ -245,8 +244,10 @@ def test_tilings():
   assert drhs == fwd
   assert set(asked) == {(512, 512, 1024), (512, 1024, 512)}
   # The original's default is nobody's choice.
-  chosen = tiles_of(None)
-  assert tiles_of(tilings.DEFAULT) == chosen != [tilings.DEFAULT] * 3
+  for nobody_chose in (None, tilings.DEFAULT, list(tilings.DEFAULT_9)):
+    assert tilings.of_gmm(nobody_chose, (M, K, N)) is None
+    assert tilings.of_tgmm(nobody_chose, (M, K, N)) is None
+  assert tilings.of_tgmm(NINE, (M, K, N)).drhs == NINE[6:]
 
 
 def test_interpret_runs_the_kernel():
@@ -489,4 +490,3 @@ def test_more_errors_of_maxtext():
 def test_forward_mode_is_refused():
   with pytest.raises(TypeError, match="forward-mode"):
     jax.jvp(lambda lhs: megablox.gmm(lhs, RHS, SIZES), (LHS,), (LHS,))
-  assert ops.GMM_OUT  # results carry the name of ops.gmm's
