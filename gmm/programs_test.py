@@ -239,11 +239,14 @@ def test_weak_types_do_not_widen():
 
 def test_x64_lowers_for_tpu():
   lhs, rhs, sizes = toy.operands()
+
+  def loss(lhs, rhs, sizes, offset):
+    out = ops.gmm(lhs, rhs, sizes, group_offset=offset, config=V6E)
+    return jnp.sum(jnp.sin(out))
+
   with jax.enable_x64(True):
-    grad = jax.value_and_grad(
-      loss_of(functools.partial(gmm, config=V6E)), (0, 1)
-    )
-    traced = jax.jit(grad).trace(lhs, rhs, sizes.astype(jnp.int64))
+    grad = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    traced = grad.trace(lhs, rhs, sizes.astype(jnp.int64), jnp.int64(0))
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
   assert text.count("@tpu_custom_call") == 3
 

@@ -162,14 +162,13 @@ def test_tgmm():
 
 
 def test_tgmm_adds_before_it_rounds():
-  # 256 + 1 + 1 is 258 in bfloat16, and 256 if rounded after each sum.
-  ones = jnp.ones((2, 2), jnp.bfloat16)
+  # 257 + 1 is 258 in bfloat16, and 256 if 257 is rounded first.
   out = jit(megablox.tgmm, static_argnums=3)(
-    ones[:1],
-    ones[:, :1],
+    jnp.array([[256, 1]], jnp.bfloat16),
+    jnp.ones((2, 1), jnp.bfloat16),
     jnp.array([2]),
     jnp.bfloat16,
-    existing_out=jnp.full((1, 1, 1), 256, jnp.bfloat16),
+    existing_out=jnp.ones((1, 1, 1), jnp.bfloat16),
   )
   assert out.dtype == jnp.bfloat16 and float(out[0, 0, 0]) == 258
 
