@@ -57,10 +57,12 @@ def check_dtype(order: str, name: str, value: Any) -> None:
 def check_no_dtype(order: str, name: str, value: Any) -> None:
   """Refuses a dtype where something else is wanted.
 
+  A name is let through: "float32" is one of a dtype and of a precision.
+
   Raises:
     TypeError: it is one.
   """
-  if value is None or isinstance(value, (bool, tuple, list)):
+  if value is None or isinstance(value, (bool, str, tuple, list)):
     return
   try:
     dtype = jnp.dtype(value)

@@ -148,6 +148,7 @@ def test_precision():
     if e.primitive.name == "dot_general"
   ]
   assert asked and all(p == {lax.Precision.HIGHEST} for p in asked)
+  jax.eval_shape(lambda *x: ops.ragged_dot(*x, SIZES, "float32"), lhs, rhs)
   narrow = lhs.astype(jnp.bfloat16), rhs.astype(jnp.bfloat16)
   jax.eval_shape(
     lambda *x: ops.ragged_dot(*x, SIZES, lax.Precision.HIGHEST), *narrow

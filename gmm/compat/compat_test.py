@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
+from gmm import ops
 from gmm.compat import maxtext, megablox, tilings
 from testing import compiling
 from testing.toy import equations
@@ -367,6 +369,33 @@ def test_a_quantised_weight_is_read_as_it_is():
     maxtext.gmm(lhs, 2 * whole(1, G, K, N), SIZES, partial_sum=whole(2, M, N)),
   )
   equal(got, want)
+
+
+def test_types_under_shard_map():
+  # Its checks are of types alone: a mesh without devices will do.
+  auto = (jax.sharding.AxisType.Auto,)
+
+  @functools.partial(
+    jax.shard_map,
+    mesh=jax.sharding.AbstractMesh((2,), ("x",), axis_types=auto),
+    in_specs=(P(), P("x"), P()),
+    out_specs=P("x"),
+  )
+  def sharded(lhs, rhs, out):
+    offset = jax.lax.axis_index("x") * rhs.shape[0]
+    options = {"group_offset": offset}
+    return (
+      megablox.gmm(lhs, rhs, SIZES, existing_out=out, **options)
+      + maxtext.gmm(lhs, rhs, SIZES, partial_sum=out, **options)
+      + ops.ragged_dot(lhs, rhs, SIZES, **options)
+    )
+
+  def loss(*x):
+    return jnp.sum(sharded(*x))
+
+  x = LHS, RHS, whole(2, M, N)
+  grads = jax.eval_shape(jax.grad(loss, (0, 1, 2)), *x)
+  assert [d.shape for d in grads] == [a.shape for a in x]
 
 
 # ---- errors
