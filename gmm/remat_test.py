@@ -164,5 +164,4 @@ def test_a_name_costs_nothing(monkeypatch):
 
   with_names = text()
   monkeypatch.setattr(names, "named", lambda x, name: x)
-  jax.clear_caches()
   assert text() == with_names
