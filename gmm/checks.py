@@ -69,7 +69,7 @@ def gmm_problem(
   m, k = check_pieces.shape_of("lhs", lhs, "[m, k]")
   g, *weight = check_pieces.shape_of("rhs", rhs, names)
   rhs_k, n = weight[::-1] if transpose_rhs else weight
-  lhs_dtype = _operand_dtype("lhs", lhs)
+  lhs_dtype = operand_dtype("lhs", lhs)
   packed_axis = ""
   if weight_checks.is_packed(rhs):
     rhs_dtype, packed_axis = jnp.dtype(jnp.int4), "n" if backward else "k"
@@ -82,7 +82,7 @@ def gmm_problem(
         f"each, but `lhs` has k = {k}; want {names} with {axis} / 8 for {axis}"
       )
   else:
-    rhs_dtype = _operand_dtype("rhs", rhs)
+    rhs_dtype = operand_dtype("rhs", rhs)
   if rhs_k != k:
     message = (
       f"`rhs` is {names} = {list(rhs.shape)} but `lhs` is [m, k] = "
@@ -157,8 +157,8 @@ def tgmm_problem(
   check_pieces.check_bool("transpose_out", transpose_out)
   m, k = check_pieces.shape_of("lhs", lhs, "[m, k]")
   dout_m, n = check_pieces.shape_of("dout", dout, "[m, n]")
-  lhs_dtype = _operand_dtype("lhs", lhs)
-  dout_dtype = _operand_dtype("dout", dout)
+  lhs_dtype = operand_dtype("lhs", lhs)
+  dout_dtype = operand_dtype("dout", dout)
   if dout_m != m:
     raise ValueError(
       f"`dout` is [m, n] = [{dout_m}, {n}] but `lhs` is [m, k] "
@@ -315,7 +315,8 @@ def _formats(
   }
 
 
-def _operand_dtype(name: str, x: Any) -> np.dtype:
+def operand_dtype(name: str, x: Any) -> np.dtype:
+  """An operand's dtype; raises unless it is one of `config.DTYPES`."""
   row = config_lib.DTYPES.get(
     np.dtype(x.dtype) if check_pieces.is_numpy(x.dtype) else None
   )

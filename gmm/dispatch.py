@@ -292,7 +292,7 @@ _on_tpu_p.def_abstract_eval(lambda x, **_: x)
 
 
 def _lower_on_tpu(ctx: Any, x: Any, *, assumed_chip: bool) -> list[Any]:
-  del ctx
+  _check_one_platform(ctx.module_context.platforms)
   if assumed_chip:
     warnings.warn(
       f"gmm: no `chip` is named and no TPU is attached, so tiles were chosen "
@@ -306,13 +306,21 @@ def _lower_on_tpu(ctx: Any, x: Any, *, assumed_chip: bool) -> list[Any]:
 def _lower_elsewhere(ctx: Any, x: Any, *, assumed_chip: bool) -> list[Any]:
   del assumed_chip
   platforms = ctx.module_context.platforms
-  # A program for several platforms holds every branch for each of them.
-  if len(platforms) == 1:
+  _check_one_platform(platforms)
+  raise NotImplementedError(
+    f"backend='pallas' needs a program for TPU, but this one is lowered for "
+    f"{platforms[0]}; use backend='auto', 'xla' or 'interpret'"
+  )
+
+
+def _check_one_platform(platforms: Sequence[str]) -> None:
+  """A program for several platforms holds every branch for each of them."""
+  if len(platforms) > 1:
     raise NotImplementedError(
-      f"backend='pallas' needs a program for TPU, but this one is lowered for "
-      f"{platforms[0]}; use backend='auto', 'xla' or 'interpret'"
+      f"a program for several platforms at once ({', '.join(platforms)}) "
+      "cannot hold a TPU kernel; export it for each of them alone, or use "
+      "backend='xla'"
     )
-  return [x]
 
 
 mlir.register_lowering(_on_tpu_p, _lower_elsewhere)

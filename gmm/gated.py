@@ -20,6 +20,7 @@ from gmm import (
   dispatch,
   gated_checks,
   meshes,
+  names,
   varying,
   xla_gated,
 )
@@ -119,7 +120,8 @@ def gmm_gated(
     sizes=checks.canonical_sizes(group_sizes, problem.m),
     offset=checks.canonical_offset(group_offset, problem.g_total),
   )
-  return _gated(plan, varying.tree_alike(x))
+  out = _gated(plan, varying.tree_alike(x))
+  return names.named(out, names.GMM_GATED_OUT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,8 @@ def _gated_fwd(plan: _Gated, x: Any) -> tuple[jax.Array, tuple[Any, Any]]:
   gate_up = _ops()._gmm(whole, x)
   local = xla_gated.local_rows(p, x.sizes, x.offset)[:, None]
   out = jnp.where(local, plan.activated(gate_up), 0).astype(p.out_dtype)
-  return out, (x, gate_up.astype(plan.whole.problem.out_dtype))
+  kept = gate_up.astype(plan.whole.problem.out_dtype)
+  return out, (x, names.named(kept, names.GMM_GATED_GATE_UP))
 
 
 def _gated_bwd(

@@ -4,7 +4,8 @@
     out = ops.gmm(lhs, rhs, group_sizes)                          # [m, n]
     drhs = ops.tgmm(lhs, dout, group_sizes, num_groups=g)         # [g, k, n]
 
-Their gradients are in vjp.py.
+Their gradients, in reverse mode, are in vjp.py: a custom VJP has no forward
+mode, so `jax.jvp` and what is built on it raise TypeError.
 """
 
 from __future__ import annotations
@@ -13,10 +14,17 @@ from typing import Any
 
 import jax
 
-from gmm import checks, quantized
+from gmm import checks, names, quantized
 from gmm.config import Config as Config
 from gmm.config import Tiles as Tiles
 from gmm.gated import gmm_gated as gmm_gated
+from gmm.names import GMM_GATED_GATE_UP as GMM_GATED_GATE_UP
+from gmm.names import GMM_GATED_OUT as GMM_GATED_OUT
+from gmm.names import GMM_OUT as GMM_OUT
+from gmm.names import SPLIT_GMM_OUT as SPLIT_GMM_OUT
+from gmm.names import TGMM_OUT as TGMM_OUT
+from gmm.ragged import ragged_dot as ragged_dot
+from gmm.ragged import ragged_dot_general as ragged_dot_general
 from gmm.split import split_gmm as split_gmm
 from gmm.vjp import Operands as Operands
 from gmm.vjp import (
@@ -117,7 +125,8 @@ def gmm(
     rhs_bias=rhs_bias,
     existing_out=existing_out,
   )
-  return _gmm(plan, _operands(problem, x, group_sizes, group_offset))
+  out = _gmm(plan, _operands(problem, x, group_sizes, group_offset))
+  return names.named(out, names.GMM_OUT)
 
 
 def tgmm(
@@ -171,7 +180,8 @@ def tgmm(
   )
   plan = _plan(problem, config, precision)
   x = Operands(lhs=lhs, rhs=dout)
-  return _tgmm(plan, _operands(problem, x, group_sizes, group_offset))
+  out = _tgmm(plan, _operands(problem, x, group_sizes, group_offset))
+  return names.named(out, names.TGMM_OUT)
 
 
 def _checked_config(config: Config | None) -> Config:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gmm import checks, dispatch, gated_checks, meshes, varying
+from gmm import checks, dispatch, gated_checks, meshes, names, varying
 from gmm import config as config_lib
 from gmm.config import Config, Problem
 
@@ -87,7 +87,8 @@ def split_gmm(
     sizes=checks.canonical_sizes(group_sizes, gate.m),
     offset=checks.canonical_offset(group_offset, gate.g_total),
   )
-  return _split(plan, varying.tree_alike(x))
+  out = _split(plan, varying.tree_alike(x))
+  return names.named(out, names.SPLIT_GMM_OUT)
 
 
 # ---- split_gmm, the sum of two products, and their VJPs
