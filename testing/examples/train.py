@@ -10,9 +10,11 @@ and ends with a few lines that the model writes.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import pathlib
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import NoReturn
@@ -139,7 +141,9 @@ def _writable(path: str) -> pathlib.Path:
   # `bazel run` changes the folder.
   out = pathlib.Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."), path)
   try:
-    with out.open("a", encoding="utf-8"):
+    if out.is_dir():
+      raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    with tempfile.TemporaryFile(dir=out.parent):
       pass
   except OSError as error:
     raise OSError(
