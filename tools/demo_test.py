@@ -16,7 +16,13 @@ def test_it_passes(dtype, capsys):
   printed = capsys.readouterr().out
   assert status == 0, printed
   assert printed.rstrip().endswith("PASS")
-  for what in ("wi forward", "wo dlhs", "wi drhs", "block dwo"):
+  for what in (
+    "wi forward",
+    "wo dlhs",
+    "wi drhs",
+    "block drouter",
+    "block dwo",
+  ):
     assert what in printed
   for path in demo.PATHS:
     assert path in printed
@@ -75,13 +81,12 @@ def test_the_reference_block_by_differences():
   def normal(*shape):
     return np.asarray(jax.random.normal(next(keys), shape), np.float64)
 
-  tokens = normal(t, h)
-  gates, rows = moe_block.route(tokens, normal(h, e), 2)
   weights = moe_block.Weights(
-    tokens, np.asarray(gates, np.float64), normal(e, h, f), normal(e, f, h)
+    normal(t, h), normal(h, e), normal(e, h, 2 * f), normal(e, f, h)
   )
+  experts = np.argsort(weights.tokens @ weights.router, axis=1)[:, -2:]
   target = normal(t, h)
-  _, gradient = moe_block.reference_gradients(weights, rows, target)
+  _, gradient = moe_block.reference_gradients(weights, experts, target)
   rng = np.random.default_rng(0)
   way = moe_block.Weights(*(rng.standard_normal(w.shape) for w in weights))
   step = 1e-5
@@ -89,7 +94,7 @@ def test_the_reference_block_by_differences():
   def loss(sign):
     moved = (w + sign * step * d for w, d in zip(weights, way, strict=True))
     return moe_block.reference_gradients(
-      moe_block.Weights(*moved), rows, target
+      moe_block.Weights(*moved), experts, target
     )[0]
 
   want = sum(np.sum(g * d) for g, d in zip(gradient, way, strict=True))

@@ -21,7 +21,9 @@ svg { --page: #ffffff; --ink: #1b2027; --soft: #57606b; --grid: #dfe3e8;
 .level { stroke: var(--soft); stroke-dasharray: 5 4; }
 polyline { fill: none; stroke-linejoin: round; }
 .series0 { stroke: var(--c0); stroke-width: 1.5; }
-.series1 { stroke: var(--c1); stroke-width: 2.5; }
+.series1 { stroke: var(--c1); stroke-width: 1.5; }
+circle.series1 { fill: var(--page); stroke-width: 2; }
+.name { stroke: var(--page); stroke-width: 4; paint-order: stroke; }
 """
 
 Points = Sequence[tuple[float, float]]
@@ -63,7 +65,8 @@ def render(
   """Draws losses over steps.
 
   Args:
-    series: one or two names, each with points (step, loss).
+    series: one or two names, each with points (step, loss); those of the
+      second are marked.
     levels: losses to compare with, drawn as dashed lines.
     title: stands above.
 
@@ -131,14 +134,21 @@ def _levels(levels: Mapping[str, float], x: Scale, y: Scale) -> Iterable[str]:
   for name, level in levels.items():
     at = y(level)
     yield _line("level", (x.start, at), (x.end, at))
-    words = f"{name} {level:.2f}"
-    yield _text((x.end, at - 5), html.escape(words), "name", "end")
+    words = html.escape(f"{name} {level:.2f}")
+    # Curves fall from the upper left: low labels stand below their line.
+    shift = 14 if level < y.high / 2 else -5
+    yield _text((x.end, at + shift), words, "name", "end")
 
 
 def _lines(series: Mapping[str, Points], x: Scale, y: Scale) -> Iterable[str]:
   for i, points in enumerate(series.values()):
     places = " ".join(f"{x(a):.2f},{y(b):.2f}" for a, b in points)
     yield f'<polyline class="series{i}" points="{places}"/>'
+    if i:
+      for a, b in points:
+        yield (
+          f'<circle class="series{i}" cx="{x(a):.2f}" cy="{y(b):.2f}" r="3.5"/>'
+        )
 
 
 def _legend(series: Mapping[str, Points]) -> Iterable[str]:
