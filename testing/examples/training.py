@@ -136,19 +136,19 @@ def sample(
   """Text that a model writes after a line's end, drawn by its chances."""
 
   @jax.jit
-  def draw(parameters: Parameters, window: jax.Array, at: Any) -> jax.Array:
+  def draw(parameters: Parameters, window: jax.Array, i: Any) -> jax.Array:
     logits, _ = language_model.apply(parameters, window[None], shape)
-    return jax.random.categorical(jax.random.key(at), logits[0, at])
+    at = jnp.minimum(i, shape.length - 1)
+    return jax.random.categorical(jax.random.key(i), logits[0, at])
 
   window = np.full(shape.length, texts.alphabet.index("\n"), np.int32)
   written = []
   for i in range(characters):
-    at = min(i, shape.length - 1)
-    # Positions after `at` are not seen, whatever is there.
-    token = int(draw(parameters, jnp.asarray(window), at))
+    # Positions after the last one written are not seen, whatever is there.
+    token = int(draw(parameters, jnp.asarray(window), i))
     written.append(token)
-    if at + 1 < shape.length:
-      window[at + 1] = token
+    if i + 1 < shape.length:
+      window[i + 1] = token
     else:
-      window = np.append(window[1:], token).astype(np.int32)
+      window = np.append(window[1:], np.int32(token))
   return texts.words(written)
