@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gmm import ops
-from reference import oracle
+from reference import gated, oracle
 from reference.error_bound import error_bound
 from testing import compiling
+from testing.examples import moe
 from tools import models, moe_block
 
 DTYPES = ("float32", "bfloat16")
@@ -129,11 +130,15 @@ def _backends(text: str) -> list[str]:
 
 
 def _rows(args: argparse.Namespace, model: models.Model) -> Iterator[Row]:
-  weights, rows, target = _problem(args, model)
+  weights, target = _problem(args, model)
+  experts = moe.route(weights.tokens, weights.router, model.top_k).experts
+  rows = moe.by_expert(experts, model.experts)
   for layer in _layers(weights, rows, args.seed):
     for backend in args.backends:
       yield from _product_rows(layer, backend)
-  want = moe_block.reference_gradients(weights, rows, np.asarray(target))
+  want = moe_block.reference_gradients(
+    weights, np.asarray(experts), np.asarray(target)
+  )
   for backend in args.backends:
     for path, in_place in PATHS.items():
       config = ops.Config(
@@ -144,8 +149,8 @@ def _rows(args: argparse.Namespace, model: models.Model) -> Iterator[Row]:
 
 def _problem(
   args: argparse.Namespace, model: models.Model
-) -> tuple[moe_block.Weights, moe_block.Rows, jax.Array]:
-  """Random weights at the usual scale, and what the router makes of them."""
+) -> tuple[moe_block.Weights, jax.Array]:
+  """Random weights at the usual scale, and a target."""
   dtype = jnp.dtype(args.dtype)
   keys = iter(jax.random.split(jax.random.key(args.seed), 5))
 
@@ -153,21 +158,18 @@ def _problem(
     return jax.random.normal(next(keys), shape, jnp.float32) / fan_in**0.5
 
   t, h, f, e = args.tokens, model.hidden, model.intermediate, model.experts
-  tokens = normal((t, h), 1).astype(dtype)
-  gates, rows = moe_block.route(tokens, normal((h, e), h), model.top_k)
   weights = moe_block.Weights(
-    tokens,
-    gates,
-    normal((e, h, f), h).astype(dtype),
+    normal((t, h), 1).astype(dtype),
+    normal((h, e), h),
+    normal((e, h, 2 * f), h).astype(dtype),
     normal((e, f, h), f).astype(dtype),
   )
-  return weights, rows, normal((t, h), 1)
+  return weights, normal((t, h), 1)
 
 
-def _layers(
-  w: moe_block.Weights, rows: moe_block.Rows, seed: int
-) -> Iterator[Layer]:
+def _layers(w: moe_block.Weights, rows: moe.Rows, seed: int) -> Iterator[Layer]:
   lhs = w.tokens[rows.token]
+  activation = gated.ACTIVATIONS[moe_block.ACTIVATION]
   for i, (name, rhs) in enumerate((("wi", w.wi), ("wo", w.wo))):
     key = jax.random.key(seed + 1 + i)
     shape = (lhs.shape[0], rhs.shape[2])
@@ -175,7 +177,8 @@ def _layers(
     yield Layer(name, lhs, rhs, rows.group_sizes, dout)
     # wo multiplies what wi gives, here in float64 and then rounded.
     inner = oracle.gmm(_wide(lhs), _wide(rhs), np.asarray(rows.group_sizes))
-    lhs = jax.nn.gelu(jnp.asarray(inner, rhs.dtype))
+    gate_up = np.split(inner, 2, axis=1)
+    lhs = jnp.asarray(activation.value(*gate_up), rhs.dtype)
 
 
 def _product_rows(layer: Layer, backend: str) -> Iterator[Row]:
@@ -231,23 +234,27 @@ def _product_rows(layer: Layer, backend: str) -> Iterator[Row]:
 
 def _block_rows(
   weights: moe_block.Weights,
-  rows: moe_block.Rows,
+  rows: moe.Rows,
   target: jax.Array,
   run: tuple[ops.Config, str, tuple[float, moe_block.Weights]],
 ) -> Iterator[Row]:
   """The block's loss and its gradients, on one backend."""
   config, path, (want_loss, want) = run
+  top_k = rows.place.shape[1]
 
   def fn(w: moe_block.Weights) -> Any:
-    return jax.value_and_grad(moe_block.loss)(w, rows, target, config)
+    return jax.value_and_grad(moe_block.loss)(w, target, top_k, config)
 
   (loss, grads), milliseconds = _timed(config.backend, fn, weights)
   # Errors pass through at most this many sums and roundings, one after another.
   w = weights
-  sums = sum((*w.wi.shape[1:], *w.wo.shape[1:], int(rows.group_sizes.max())))
+  sums = sum((*w.wi.shape[1:], *w.wo.shape[1:], *w.tokens.shape))
+  sums += int(rows.group_sizes.max())
   allowed = sums * _eps(jnp.dtype(np.float32))["acc_eps"]
   if w.wi.dtype != np.float32:
-    allowed += 8 * float(jnp.finfo(w.wi.dtype).eps)
+    # Three results and their cotangents, gate and up again, what is made of
+    # these, and the rows of a token that are added up: half an eps each.
+    allowed += (9 + top_k) / 2 * float(jnp.finfo(w.wi.dtype).eps)
   pairs = {"loss": (loss, want_loss)}
   pairs |= {
     f"d{name}": (getattr(grads, name), getattr(want, name))
