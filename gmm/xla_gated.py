@@ -15,52 +15,46 @@ from jax import lax
 
 from gmm import activations, xla_backend
 from gmm.config import Problem
+from gmm.pair_operands import PairOperands
 
 
 def run(
   problem: Problem,
-  operands: tuple[jax.Array, ...],
+  operands: PairOperands,
   activation: activations.Activation | None,
 ) -> Any:
   """Computes a problem with `pair`, which may be empty.
 
   Args:
     problem: what to compute.
-    operands: lhs, rhs, canonical sizes, canonical offset, and the second lhs
-      and rhs as there are.
+    operands: arrays.
     activation: of "gated".
 
   Returns:
     [m, n] in `problem.out_dtype`; two of them in "split".
   """
-  p = dataclasses.replace(problem, pair=None)
-  lhs, rhs, sizes, offset, *second = operands
-  if problem.pair == "split":
-    return tuple(
-      xla_backend.gmm(lhs, weight, sizes, offset, existing_out=None, problem=p)
-      for weight in (rhs, *second)
+  p, x = dataclasses.replace(problem, pair=None), operands
+
+  def one(i: int, like: Problem, existing: Any = None) -> jax.Array:
+    return xla_backend.gmm(
+      x.lhs[min(i, len(x.lhs) - 1)],
+      x.rhs[i],
+      x.sizes,
+      x.offset,
+      rhs_scale=x.scale[i] if x.scale else None,
+      rhs_bias=x.bias[i] if x.bias else None,
+      existing_out=existing,
+      problem=dataclasses.replace(like, has_existing=existing is not None),
     )
+
+  if problem.pair == "split":
+    return one(0, p), one(1, p)
   wide = dataclasses.replace(p, out_dtype=p.acc_dtype)
   if problem.pair == "sum":
-    x, weight = second
-    first = xla_backend.gmm(
-      lhs, rhs, sizes, offset, existing_out=None, problem=wide
-    )
-    more = dataclasses.replace(wide, has_existing=True)
-    out = xla_backend.gmm(
-      x, weight, sizes, offset, existing_out=first, problem=more
-    )
-    return out.astype(p.out_dtype)
-  both = xla_backend.gmm(
-    lhs,
-    rhs,
-    sizes,
-    offset,
-    existing_out=None,
-    problem=dataclasses.replace(wide, n=2 * p.n),
-  )
+    return one(1, wide, one(0, wide)).astype(p.out_dtype)
+  both = one(0, dataclasses.replace(wide, n=2 * p.n))
   out = activations.apply(activation, both[:, : p.n], both[:, p.n :])
-  local = local_rows(p, sizes, offset)[:, None]
+  local = local_rows(p, x.sizes, x.offset)[:, None]
   return jnp.where(local, out, 0).astype(p.out_dtype)
 
 
