@@ -231,10 +231,10 @@ _PROGRAMS: Mapping[str, _Program] = {
   ),
   "split_packed": _Program(
     op="split",
-    shape=(40, 320, 72),
+    shape=(40, 136, 72),
     dtypes="bf16_i4",
     layout="N",
-    scale_blocks=10,
+    scale_blocks=2,
     packed=True,
   ),
   "split_unlike_blocks": _Program(
