@@ -49,8 +49,7 @@ def gmm_gated(
 
   with the weight's scale and bias in gate and up. On TPU one kernel, which
   writes [m, n] and never gate and up. The activation is computed in float32
-  from the float32 sums, and rounded once. (The XLA backend keeps gate and up in
-  float32, [m, 2n], for a while.)
+  from the float32 sums, and rounded once.
 
   Differentiable in lhs, rhs_gate_up and rhs_bias, as `ops.gmm` is: dlhs reads
   the weight in place, quantised or not. The gradients' gate and up are rounded

@@ -34,8 +34,8 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="activation_of_rows_of_no_group",
     file="xla_gated.py",
-    old="return jnp.where(local, out, 0).astype(p.out_dtype)",
-    new="return out.astype(p.out_dtype)",
+    old="    mask = mask[:, None] & columns[None, :]\n",
+    new="    mask = (mask | True)[:, None] & columns[None, :]\n",
     cases=("gated_vjp:wide_rows-short-last-huge",),
   ),
   Mutation(
