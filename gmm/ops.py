@@ -19,6 +19,7 @@ from gmm.config import Tiles as Tiles
 from gmm.gated import gmm_gated as gmm_gated
 from gmm.split import split_gmm as split_gmm
 from gmm.vjp import Operands as Operands
+from gmm.vjp import _bias_gradient as _bias_gradient
 from gmm.vjp import (
   _gmm,
   _operands,
