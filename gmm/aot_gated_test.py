@@ -1,8 +1,8 @@
 """Gate and up for TPUs: what the compiler makes of them, without a TPU.
 
-Six programs are compiled: gated NN and NT on two chips, a gradient, and a chain
-of `existing_out`. Their widths are what is hard: up starts within a register of
-the NN weight.
+Seven programs are compiled: gated NN and NT on two chips, a gradient, quantised
+weights with biases, and a chain of `existing_out`. Their widths are what is
+hard: up starts within a register of the NN weight.
 """
 
 import functools
@@ -69,6 +69,60 @@ def test_the_gradients_copy_no_weight():
   # Gate and up, and their cotangent: no third array of that size.
   two = 2 * M * 2 * N * 2
   assert compiled.memory_analysis().temp_size_in_bytes < two * 1.1
+
+
+def test_quantised_weights_are_read_as_they_are():
+  config = ops.Config(backend="pallas", chip="v6e", rhs_layout="gkn")
+
+  def step(x):
+    out = ops.gmm_gated(
+      x["lhs"],
+      x["both"],
+      x["sizes"],
+      rhs_scale=x["scale"],
+      rhs_bias=x["bias"],
+      activation="swigluoai",
+      config=config,
+    )
+
+    def split(lhs):
+      return ops.split_gmm(
+        lhs,
+        x["gate"],
+        x["up"],
+        x["sizes"],
+        rhs_gate_scale=x["gate_scale"],
+        rhs_up_scale=x["gate_scale"],
+        config=config,
+      )
+
+    outs, vjp = jax.vjp(split, x["lhs"])
+    return out, *outs, *vjp(x["douts"])
+
+  dout = aot.spec((M, N), BF16)
+  half = aot.spec((G, K, N), jnp.int8)
+  compiled = aot.compile_for(
+    step,
+    {
+      "lhs": aot.spec((M, K), BF16),
+      "both": aot.spec((G, K, 2 * N), jnp.int8),
+      "scale": aot.spec((G, 2, 2 * N), jnp.float32),
+      "bias": aot.spec((G, 2 * N), BF16),
+      "gate": half,
+      "up": half,
+      "gate_scale": aot.spec((G, 1, N), jnp.float32),
+      "sizes": aot.spec((G,), jnp.int32),
+      "douts": (dout, dout),
+    },
+    chip="v6e",
+    row_major=True,
+  )
+  text = compiled.as_text()
+  for kernel in ("gmm_v2-nn-gated-", "gmm_v2-nn-split-", "gmm_v2-nt-sum-"):
+    assert kernel in text
+  assert not aot.weight_copies(compiled, min_bytes=K * N, chip="v6e")
+  # The bias as the kernel takes it is the largest.
+  assert compiled.memory_analysis().temp_size_in_bytes < 8 * FEW_BYTES
 
 
 def test_a_chain_of_shards_updates_its_result_in_place():

@@ -32,6 +32,7 @@ from gmm.activations import Activation
 from gmm.config import Config, Problem, Tiling
 from gmm.kernels import chip as chips
 from gmm.kernels import gated_api
+from gmm.pair_operands import PairOperands
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,15 +109,17 @@ def run(static: Product, operands: tuple[jax.Array, ...]) -> jax.Array:
   Args:
     static: from `product`.
     operands: lhs, rhs or dout, canonical sizes, canonical offset and, each if
-      the problem has one, rhs_scale, rhs_bias and existing_out. Of a pair the
-      second lhs and rhs instead.
+      the problem has one, rhs_scale, rhs_bias and existing_out. Of a pair
+      `PairOperands.flat`.
 
   Returns:
     The result, of `problem.out_shape` and `problem.out_dtype`; two of them, if
     the problem is "split".
   """
   operands = varying.vary_alike(*operands)
-  if static.problem.is_empty:
+  problem = static.problem
+  # Biases alone, of a pair, are for XLA, too.
+  if problem.is_empty or (problem.pair is not None and problem.k == 0):
     return _empty(static, *operands)
   return _batchable(static)(*operands)
 
@@ -175,7 +178,8 @@ def _empty(static: Product, *operands: jax.Array) -> jax.Array:
 
 def _xla(static: Product, *operands: jax.Array) -> Any:
   if static.problem.pair is not None:
-    return xla_gated.run(static.problem, operands, static.activation)
+    x = PairOperands.of(static.problem, operands)
+    return xla_gated.run(static.problem, x, static.activation)
   if static.problem.kind == "tgmm":
     return xla_backend.tgmm(*operands, problem=static.problem)
   lhs, rhs, sizes, offset, *more = operands
@@ -245,9 +249,12 @@ def _pair(static: Product, *operands: jax.Array, interpret: bool) -> Any:
   """As `_kernel`, for two products in one."""
   problem, swapped = static.problem, static.swapped
   transposed = problem.transpose_rhs != swapped
+  x = PairOperands.of(problem, operands)
+  if swapped:
+    x = x._replace(rhs=tuple(weight.swapaxes(1, 2) for weight in x.rhs))
   return gated_api.run(
     dataclasses.replace(problem, transpose_rhs=transposed),
-    tuple(x.swapaxes(1, 2) if swapped and x.ndim == 3 else x for x in operands),
+    x,
     activation=static.activation,
     tiling=static.tiling,
     chip=static.chip,

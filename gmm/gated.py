@@ -21,6 +21,7 @@ from gmm import (
   gated_checks,
   meshes,
   names,
+  quantized,
   varying,
   xla_gated,
 )
@@ -36,6 +37,8 @@ def gmm_gated(
   transpose_rhs: bool = False,
   activation: str | activations.Activation = "silu",
   preferred_element_type: Any = None,
+  rhs_scale: jax.Array | None = None,
+  rhs_bias: jax.Array | None = None,
   precision: Any = None,
   recompute: bool = True,
   config: Config | None = None,
@@ -46,20 +49,21 @@ def gmm_gated(
     out[i] = act(gate[i]) * up[i]    rows of local groups
     out[i] = 0                       every other row
 
-  On TPU one kernel, which writes [m, n] and never gate and up. The activation
-  is computed in float32 from the float32 sums, and rounded once. (The XLA
-  backend keeps gate and up in float32, [m, 2n], for a while.)
+  with the weight's scale and bias in gate and up. On TPU one kernel, which
+  writes [m, n] and never gate and up. The activation is computed in float32
+  from the float32 sums, and rounded once.
 
-  Differentiable in lhs and rhs_gate_up, as `ops.gmm` is: dlhs reads the weight
-  in place. The gradients' gate and up are rounded to the result's dtype (to
-  bfloat16, where that is 8 bits wide), and so is what the activation's
-  derivative makes of them.
+  Differentiable in lhs, rhs_gate_up and rhs_bias, as `ops.gmm` is: dlhs reads
+  the weight in place, quantised or not. The gradients' gate and up are rounded
+  to the result's dtype (to bfloat16, where that is 8 bits wide), and so is what
+  the activation's derivative makes of them.
 
   Args:
     lhs: [m, k], of a floating-point dtype of `ops.gmm`, or int8 times a
       floating-point weight.
     rhs_gate_up: [g, k, 2n], or [g, 2n, k] if `transpose_rhs`: the n columns of
-      gate, then those of up. Read as it lies.
+      gate, then those of up. Read as it lies. It may be quantised, in every
+      form that `ops.gmm` takes.
     group_sizes: integers [g_total], as in `ops.gmm`.
     group_offset: as in `ops.gmm`.
     transpose_rhs: whether `rhs_gate_up` is [g, 2n, k].
@@ -72,6 +76,9 @@ def gmm_gated(
       by identity.
     preferred_element_type: the result's dtype, a floating-point one; the
       default is as in `ops.gmm`.
+    rhs_scale: [g, k_blocks, 2n], for a quantised weight, as in `ops.gmm`.
+    rhs_bias: [g, 2n], added to gate and up of rows of local groups before the
+      activation.
     precision: as in `ops.gmm`.
     recompute: True computes gate and up again for the gradients; False keeps
       them, [m, 2n], from a forward pass that then writes them.
@@ -93,10 +100,16 @@ def gmm_gated(
   config = ops._checked_config(config)
   if not isinstance(recompute, (bool, np.bool_)):
     raise TypeError(f"`recompute` is {recompute!r}; want True or False")
+  with gated_checks.named(gated_checks.GATED):
+    rhs_gate_up, rhs_scale = quantized.unpacked(
+      rhs_gate_up, rhs_scale, transpose_rhs
+    )
   operands = lhs, rhs_gate_up, group_sizes
   options = {
     "group_offset": group_offset,
     "transpose_rhs": transpose_rhs,
+    "rhs_scale": rhs_scale,
+    "rhs_bias": rhs_bias,
     "precision": precision,
   }
   problem = gated_checks.gated_problem(
@@ -115,8 +128,13 @@ def gmm_gated(
     recompute=bool(recompute),
   )
   x = ops.Operands(
-    lhs=jnp.asarray(lhs),
-    rhs=jnp.asarray(rhs_gate_up),
+    lhs=lhs,
+    rhs=quantized.without_gradient(whole, rhs_gate_up, "rhs_gate_up"),
+    rhs_scale=quantized.scale_without_gradient(rhs_scale),
+    rhs_bias=rhs_bias,
+  )
+  x = dataclasses.replace(
+    jax.tree.map(jnp.asarray, x),
     sizes=checks.canonical_sizes(group_sizes, problem.m),
     offset=checks.canonical_offset(group_offset, problem.g_total),
   )

@@ -1,6 +1,7 @@
 """Bad input for gate and up: which error, and what it names."""
 
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,15 @@ SIZES = np.zeros((G,), np.int32)
 
 def like(shape, dtype=np.float32):
   return np.zeros(shape, jnp.dtype(dtype))
+
+
+SCALE = np.ones((G, 2, 2 * N), np.float32)
+HALF_SCALE = SCALE[..., :N]
+QUANTISED = {"rhs_gate_up": like((G, K, 2 * N), jnp.int8)}
+HALVES = {
+  "rhs_gate": like((G, K, N), jnp.int8),
+  "rhs_up": like((G, K, N), jnp.int8),
+}
 
 
 # What is changed, the error, and what its message must hold.
@@ -71,6 +81,46 @@ GATED = {
     TypeError,
     ("`preferred_element_type`", "int32"),
   ),
+  "scale_blocks": (
+    QUANTISED | {"rhs_scale": like((G, 3, 2 * N))},
+    ValueError,
+    ("`rhs_scale`", "[g, k_blocks, 2n]", "k = 16", "divide k"),
+  ),
+  "scale_of_a_half": (
+    QUANTISED | {"rhs_scale": HALF_SCALE},
+    ValueError,
+    ("`rhs_scale`", "[3, 2, 24]", "2n = 48"),
+  ),
+  "scale_of_floats": (
+    {"rhs_scale": SCALE},
+    TypeError,
+    ("`rhs_scale`", "`rhs_gate_up` is float32", "not quantised"),
+  ),
+  "bias_of_a_half": (
+    {"rhs_bias": like((G, N))},
+    ValueError,
+    ("`rhs_bias`", "[g, 2n] = [3, 24]", "2n = 48"),
+  ),
+  "bias_dtype": (
+    {"rhs_bias": like((G, 2 * N), np.int32)},
+    TypeError,
+    ("`rhs_bias`", "int32"),
+  ),
+  "two_scales": (
+    {
+      "rhs_gate_up": types.SimpleNamespace(
+        qvalue=like((G, K, 2 * N), jnp.int8), scale=SCALE
+      ),
+      "rhs_scale": SCALE,
+    },
+    ValueError,
+    ("`rhs_gate_up`", "`rhs_scale`"),
+  ),
+  "packed_k": (
+    {"rhs_gate_up": like((G, K, 2 * N), np.int32)},
+    ValueError,
+    ("`rhs_gate_up` is int32", "k / 8"),
+  ),
   "recompute": ({"recompute": 1}, TypeError, ("`recompute`", "1")),
   "config": ({"config": "xla"}, TypeError, ("`config`", "str")),
 }
@@ -85,6 +135,40 @@ SPLIT = {
     {"rhs_up": like((G, K, N), jnp.bfloat16)},
     TypeError,
     ("`rhs_gate` is float32", "`rhs_up` is bfloat16"),
+  ),
+  "one_scale": (
+    HALVES | {"rhs_gate_scale": HALF_SCALE},
+    ValueError,
+    ("`rhs_gate_scale` is given", "`rhs_up_scale` is None"),
+  ),
+  "one_bias": (
+    {"rhs_up_bias": like((G, N))},
+    ValueError,
+    ("`rhs_up_bias` is given", "`rhs_gate_bias` is None"),
+  ),
+  "blocks": (
+    HALVES | {"rhs_gate_scale": HALF_SCALE, "rhs_up_scale": SCALE[:, :1, :N]},
+    ValueError,
+    ("`rhs_gate_scale` has k_blocks = 2", "`rhs_up_scale` has 1"),
+  ),
+  "scale_dtypes": (
+    HALVES
+    | {
+      "rhs_gate_scale": HALF_SCALE,
+      "rhs_up_scale": HALF_SCALE.astype(jnp.bfloat16),
+    },
+    TypeError,
+    ("`rhs_gate_scale` is float32", "`rhs_up_scale` is bfloat16"),
+  ),
+  "up_scale": (
+    HALVES | {"rhs_gate_scale": HALF_SCALE, "rhs_up_scale": SCALE},
+    ValueError,
+    ("`rhs_up_scale`", "[3, 2, 48]", "n = 24"),
+  ),
+  "up_bias": (
+    {"rhs_gate_bias": like((G, N)), "rhs_up_bias": like((G, N + 1))},
+    ValueError,
+    ("`rhs_up_bias`", "[3, 25]", "n = 24"),
   ),
   "rank": ({"rhs_gate": like((K, N))}, ValueError, ("`rhs_gate`", "[g, k, n]")),
 }
@@ -110,6 +194,55 @@ def test_gated(row):
 def test_split(row):
   given = {"lhs": LHS, "rhs_gate": HALF, "rhs_up": HALF, "group_sizes": SIZES}
   _raises(ops.split_gmm, row, given)
+
+
+REFUSED = {
+  "rhs_gate_up": (TypeError, "float8_e4m3fn that has been quantised"),
+  "rhs_scale": (NotImplementedError, "not supported"),
+  "rhs_gate": (TypeError, "float8_e4m3fn that has been quantised"),
+  "rhs_up": (TypeError, "float8_e4m3fn that has been quantised"),
+  "rhs_gate_scale": (NotImplementedError, "not supported"),
+  "rhs_up_scale": (NotImplementedError, "not supported"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_gradients_that_are_refused(name):
+  e4m3 = jnp.float8_e4m3fn
+  given = {"rhs_gate_up": BOTH.astype(e4m3), "rhs_scale": SCALE}
+  function = ops.gmm_gated
+  if name not in given:
+    function = ops.split_gmm
+    given = {n: x.astype(e4m3) for n, x in HALVES.items()}
+    given |= {"rhs_gate_scale": HALF_SCALE, "rhs_up_scale": HALF_SCALE}
+  given |= {"lhs": LHS, "group_sizes": SIZES}
+
+  def loss(of, of_name):
+    return jnp.sum(jnp.stack(function(**(given | {of_name: of}))))
+
+  error, said = REFUSED[name]
+  with pytest.raises(error, match=f"the gradient of `{name}` .*{said}"):
+    jax.grad(loss)(given[name], name)
+  assert not np.any(jax.grad(loss)(LHS, "lhs"))
+
+
+def test_an_object_with_a_scale_of_its_own():
+  rng = np.random.default_rng(0)
+  lhs = rng.normal(size=(M, K)).astype(np.float32)
+  value = rng.integers(-9, 9, (G, K, 2 * N)).astype(np.int8)
+  scale = rng.uniform(size=(1, 2, 2 * N)).astype(np.float32)
+  sizes = np.array([1, 2, 3], np.int32)
+  whole = types.SimpleNamespace(qvalue=value, scale=scale)
+  got = ops.gmm_gated(lhs, whole, sizes)
+  own = {"rhs_scale": np.tile(scale, (G, 1, 1))}
+  np.testing.assert_array_equal(got, ops.gmm_gated(lhs, value, sizes, **own))
+  halves = [
+    types.SimpleNamespace(qvalue=value[..., at], scale=scale[..., at])
+    for at in (slice(N), slice(N, None))
+  ]
+  gate, up = ops.split_gmm(lhs, *halves, sizes)
+  both = ops.gmm(lhs, whole, sizes)
+  np.testing.assert_array_equal(np.concatenate([gate, up], axis=1), both)
 
 
 def test_float16_is_for_xla():
@@ -139,6 +272,33 @@ def test_the_kernels_want_two_weights_of_one_shape():
     kernels.sum_gmm_v2(
       (LHS, LHS), (HALF, HALF.astype(jnp.bfloat16)), SIZES, chip="v6e"
     )
+
+
+@pytest.mark.parametrize("backend", ["xla", "interpret", "auto"])
+def test_biases_of_no_contraction(backend):
+  bias = np.arange(2 * N * G, dtype=np.float32).reshape(G, 2 * N) / 100
+  sizes = np.array([1, 2, 1], np.int32)
+  config = ops.Config(backend=backend, chip="v6e")
+  lhs, weight = np.ones((M, 0), np.float32), np.ones((G, 0, 2 * N), np.float32)
+  own = bias[[0, 1, 1, 2]]
+  out = ops.gmm_gated(
+    lhs, weight, sizes, rhs_bias=bias, activation=_shifted, config=config
+  )
+  want = (own[:, :N] + 1) * (own[:, N:] + 2)
+  np.testing.assert_allclose(out[:4], want, rtol=1e-6)
+  halves, biases = np.split(weight, 2, 2), np.split(bias, 2, 1)
+  gate, up = ops.split_gmm(
+    lhs,
+    *halves,
+    sizes,
+    rhs_gate_bias=biases[0],
+    rhs_up_bias=biases[1],
+    config=config,
+  )
+  np.testing.assert_array_equal(gate[:4], own[:, :N])
+  np.testing.assert_array_equal(up[:4], own[:, N:])
+  for x in (out, gate, up):
+    assert not np.any(x[4:])
 
 
 @pytest.mark.parametrize("zero", ["m", "k", "n", "g"])

@@ -13,6 +13,7 @@ import pytest
 from gmm import gated_checks
 from gmm.kernels import chip as chips
 from gmm.kernels import gated_kernel, tiling
+from gmm.pair_operands import PairOperands
 from reference import oracle
 from testing import gated_cases, gated_harness, parametrize, races
 
@@ -21,9 +22,9 @@ FUSED = [case for case in gated_cases.CASES if case.fused]
 
 def test_the_table():
   names = [case.name for case in gated_cases.CASES]
-  assert len(names) >= 60
+  assert len(names) >= 120
   assert len(set(names)) == len(names)
-  assert len({case.program for case in gated_cases.CASES}) <= 15
+  assert len({case.program for case in gated_cases.CASES}) <= 24
 
 
 @pytest.mark.parametrize("case", parametrize.params(FUSED))
@@ -56,7 +57,13 @@ def test_columns_in_parts(pair, backend):
   plan = dataclasses.replace(plan, parts=2)
 
   def run(*arrays):
-    operands = [jnp.asarray(sizes), jnp.zeros((1,), jnp.int32), *arrays]
+    counts = {"gated": 1, "split": 1, "sum": 2}
+    operands = PairOperands(
+      lhs=arrays[: counts[pair]],
+      rhs=arrays[counts[pair] :],
+      sizes=jnp.asarray(sizes),
+      offset=jnp.zeros((1,), jnp.int32),
+    )
     interpret = races.interpret_params() if backend == "interpret" else False
     return gated_kernel.pair(plan, operands, _product, interpret)
 

@@ -147,3 +147,12 @@ def test_what_is_kept_for_the_gradients(recompute, x):
   )
   shapes = [np.shape(leaf) for leaf in jax.tree.leaves(vjp)]
   assert ((M, 2 * N) in shapes) != recompute
+
+
+def test_xla_does_not_keep_gate_and_up():
+  m, k, n = 512, 64, 128
+  sizes = jnp.array([200, 0, 250, 62], jnp.int32)
+  program = jax.jit(functools.partial(ops.gmm_gated, config=XLA))
+  operands = normal(0, m, k), normal(1, 4, k, 2 * n), sizes
+  memory = program.lower(*operands).compile().memory_analysis()
+  assert memory.temp_size_in_bytes < m * n * 4

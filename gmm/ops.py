@@ -27,6 +27,7 @@ from gmm.ragged import ragged_dot as ragged_dot
 from gmm.ragged import ragged_dot_general as ragged_dot_general
 from gmm.split import split_gmm as split_gmm
 from gmm.vjp import Operands as Operands
+from gmm.vjp import _bias_gradient as _bias_gradient
 from gmm.vjp import (
   _gmm,
   _operands,

@@ -73,6 +73,8 @@ class Problem:
     if not self.scale_block:
       return None
     blocked, other = self.k, self.n
+    if self.pair == "gated":
+      other *= 2
     if self.scale_axis == "n":
       blocked, other = other, blocked
     return (self.g, -(-blocked // self.scale_block), other)

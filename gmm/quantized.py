@@ -77,27 +77,27 @@ def has_gradient(problem: Problem) -> bool:
   return kind == "float" or (kind == "float8" and not problem.scale_block)
 
 
-def without_gradient(problem: Problem, rhs: Any) -> Any:
+def without_gradient(problem: Problem, rhs: Any, name: str = "rhs") -> Any:
   """`rhs`, which refuses its gradient if it has none (integers: zeros)."""
   is_integer = config_lib.DTYPES[problem.rhs_dtype].kind == "int"
   if is_integer or has_gradient(problem):
     return rhs
   message = (
-    f"the gradient of `rhs` is wanted, but `rhs` is {problem.rhs_dtype} that "
-    "has been quantised; differentiate with respect to the other operands, or "
-    "pass `jax.lax.stop_gradient(rhs)`"
+    f"the gradient of `{name}` is wanted, but `{name}` is {problem.rhs_dtype} "
+    "that has been quantised; differentiate with respect to the other "
+    f"operands, or pass `jax.lax.stop_gradient({name})`"
   )
   return _refuse((TypeError, message), jnp.asarray(rhs))
 
 
-def scale_without_gradient(rhs_scale: Any) -> Any:
+def scale_without_gradient(rhs_scale: Any, name: str = "rhs_scale") -> Any:
   """`rhs_scale`, which refuses its gradient."""
   if rhs_scale is None:
     return None
   message = (
-    "the gradient of `rhs_scale` is wanted, which is not supported; "
+    f"the gradient of `{name}` is wanted, which is not supported; "
     "differentiate with respect to the other operands, or pass "
-    "`jax.lax.stop_gradient(rhs_scale)`"
+    f"`jax.lax.stop_gradient({name})`"
   )
   return _refuse((NotImplementedError, message), jnp.asarray(rhs_scale))
 

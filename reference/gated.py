@@ -38,18 +38,25 @@ class Activation:
 
 
 class GatedGradients(NamedTuple):
-  """What `gmm_gated_vjp` returns."""
+  """What `gmm_gated_vjp` returns; None stands for an operand not given."""
 
   dlhs: np.ndarray
   drhs_gate_up: np.ndarray
+  drhs_bias: np.ndarray | None
 
 
 class SplitGradients(NamedTuple):
-  """What `split_gmm_vjp` returns."""
+  """What `split_gmm_vjp` returns; None stands for an operand not given."""
 
   dlhs: np.ndarray
   drhs_gate: np.ndarray
   drhs_up: np.ndarray
+  drhs_gate_bias: np.ndarray | None
+  drhs_up_bias: np.ndarray | None
+
+
+Two = tuple[ArrayLike | None, ArrayLike | None]
+_NEITHER: Two = (None, None)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -129,6 +136,8 @@ def gmm_gated(
   *,
   group_offset: ArrayLike | None = None,
   transpose_rhs: bool = False,
+  rhs_scale: ArrayLike | None = None,
+  rhs_bias: ArrayLike | None = None,
   activation: str | Activation = "silu",
 ) -> np.ndarray:
   """Multiplies by gate and up, and combines the two.
@@ -139,12 +148,19 @@ def gmm_gated(
     group_sizes: integers [g_total].
     group_offset: as in `oracle.gmm`.
     transpose_rhs: whether `rhs_gate_up` is [g, 2n, k].
+    rhs_scale: [g, k_blocks, 2n], as in `oracle.gmm`.
+    rhs_bias: [g, 2n], as in `oracle.gmm`: it is in gate and up.
     activation: a key of `ACTIVATIONS`, or an `Activation`.
 
   Returns:
     [m, n] float64.
   """
-  options = {"group_offset": group_offset, "transpose_rhs": transpose_rhs}
+  options = {
+    "group_offset": group_offset,
+    "transpose_rhs": transpose_rhs,
+    "rhs_scale": rhs_scale,
+    "rhs_bias": rhs_bias,
+  }
   both = oracle.gmm(lhs, rhs_gate_up, group_sizes, **options)
   gate, up = np.split(both, 2, axis=1)
   out = np.zeros(gate.shape)
@@ -163,6 +179,8 @@ def gmm_gated_vjp(
   *,
   group_offset: ArrayLike | None = None,
   transpose_rhs: bool = False,
+  rhs_scale: ArrayLike | None = None,
+  rhs_bias: ArrayLike | None = None,
   activation: str | Activation = "silu",
 ) -> GatedGradients:
   """Pulls `dout` [m, n] back through `gmm_gated`.
@@ -174,12 +192,20 @@ def gmm_gated_vjp(
     dout: [m, n], the cotangent of the result.
     group_offset: As in `gmm_gated`.
     transpose_rhs: As in `gmm_gated`.
+    rhs_scale: As in `gmm_gated`; there is no gradient of it.
+    rhs_bias: As in `gmm_gated`.
     activation: As in `gmm_gated`.
 
   Returns:
-    Gradients in float64, each in the shape of its operand.
+    Gradients in float64, each in the shape of its operand; that of the weight
+    is before the scale.
   """
-  options = {"group_offset": group_offset, "transpose_rhs": transpose_rhs}
+  options = {
+    "group_offset": group_offset,
+    "transpose_rhs": transpose_rhs,
+    "rhs_scale": rhs_scale,
+    "rhs_bias": rhs_bias,
+  }
   both = oracle.gmm(lhs, rhs_gate_up, group_sizes, **options)
   gate, up = np.split(both, 2, axis=1)
   act = _resolve(activation)
@@ -188,7 +214,9 @@ def gmm_gated_vjp(
     [dout * act.dgate(gate, up), dout * act.dup(gate, up)], axis=1
   )
   grads = oracle.gmm_vjp(lhs, rhs_gate_up, group_sizes, dboth, **options)
-  return GatedGradients(dlhs=grads.dlhs, drhs_gate_up=grads.drhs)
+  return GatedGradients(
+    dlhs=grads.dlhs, drhs_gate_up=grads.drhs, drhs_bias=grads.drhs_bias
+  )
 
 
 def split_gmm(
@@ -199,6 +227,8 @@ def split_gmm(
   *,
   group_offset: ArrayLike | None = None,
   transpose_rhs: bool = False,
+  rhs_scale: Two = _NEITHER,
+  rhs_bias: Two = _NEITHER,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Multiplies by two weights.
 
@@ -209,13 +239,22 @@ def split_gmm(
     group_sizes: integers [g_total].
     group_offset: as in `oracle.gmm`.
     transpose_rhs: as in `oracle.gmm`.
+    rhs_scale: of each weight, as in `oracle.gmm`.
+    rhs_bias: of each weight, as in `oracle.gmm`.
 
   Returns:
     [m, n] and [m, n2], float64.
   """
   options = {"group_offset": group_offset, "transpose_rhs": transpose_rhs}
-  gate = oracle.gmm(lhs, rhs_gate, group_sizes, **options)
-  return gate, oracle.gmm(lhs, rhs_up, group_sizes, **options)
+  gate, up = (
+    oracle.gmm(
+      lhs, weight, group_sizes, rhs_scale=scale, rhs_bias=bias, **options
+    )
+    for weight, scale, bias in zip(
+      (rhs_gate, rhs_up), rhs_scale, rhs_bias, strict=True
+    )
+  )
+  return gate, up
 
 
 def split_gmm_vjp(
@@ -226,6 +265,8 @@ def split_gmm_vjp(
   *,
   group_offset: ArrayLike | None = None,
   transpose_rhs: bool = False,
+  rhs_scale: Two = _NEITHER,
+  rhs_bias: Two = _NEITHER,
 ) -> SplitGradients:
   """Pulls `douts` back through `split_gmm`.
 
@@ -236,17 +277,33 @@ def split_gmm_vjp(
     douts: the cotangents of both results.
     group_offset: As in `split_gmm`.
     transpose_rhs: As in `split_gmm`.
+    rhs_scale: As in `split_gmm`; there is no gradient of it.
+    rhs_bias: As in `split_gmm`.
 
   Returns:
     Gradients in float64, each in the shape of its operand.
   """
   options = {"group_offset": group_offset, "transpose_rhs": transpose_rhs}
   gate, up = (
-    oracle.gmm_vjp(lhs, weight, group_sizes, dout, **options)
-    for weight, dout in zip(rhs, douts, strict=True)
+    oracle.gmm_vjp(
+      lhs,
+      weight,
+      group_sizes,
+      dout,
+      rhs_scale=scale,
+      rhs_bias=bias,
+      **options,
+    )
+    for weight, dout, scale, bias in zip(
+      rhs, douts, rhs_scale, rhs_bias, strict=True
+    )
   )
   return SplitGradients(
-    dlhs=gate.dlhs + up.dlhs, drhs_gate=gate.drhs, drhs_up=up.drhs
+    dlhs=gate.dlhs + up.dlhs,
+    drhs_gate=gate.drhs,
+    drhs_up=up.drhs,
+    drhs_gate_bias=gate.drhs_bias,
+    drhs_up_bias=up.drhs_bias,
   )
 
 

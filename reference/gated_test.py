@@ -180,3 +180,46 @@ def test_nan_outside_local_groups_stays_there(transpose_rhs):
     assert np.any(rows[2] != 0)
   assert np.all(np.isfinite(grads.drhs_gate_up[0]))
   assert np.all(grads.drhs_gate_up[1] == 0)
+
+
+@routings
+@layouts
+def test_scale_and_bias_are_a_weight_and_a_row_of_it(routing, transpose_rhs):
+  sizes, g, offset = routing
+  x = _operands(g, transpose_rhs)
+  rng = np.random.default_rng(2)
+  scale = rng.uniform(0.5, 2, (g, 2, 2 * N))
+  bias = rng.normal(size=(g, 2 * N))
+  weight = x["rhs"].swapaxes(1, 2) if transpose_rhs else x["rhs"]
+  weight = weight * np.repeat(scale, K // 2, axis=1)
+  weight = np.concatenate([weight, bias[:, None]], axis=1)
+  lhs = np.concatenate([x["lhs"], np.ones((M, 1))], axis=1)
+  shared = {"group_offset": offset}
+  own = shared | {"transpose_rhs": transpose_rhs}
+  more = {"rhs_scale": scale, "rhs_bias": bias}
+  gate_up = x["rhs"], sizes
+  np.testing.assert_allclose(
+    gated.gmm_gated(x["lhs"], *gate_up, **more, **own),
+    gated.gmm_gated(lhs, weight, sizes, **shared),
+  )
+  grads = gated.gmm_gated_vjp(x["lhs"], *gate_up, x["dout"], **more, **own)
+  want = gated.gmm_gated_vjp(lhs, weight, sizes, x["dout"], **shared)
+  np.testing.assert_allclose(grads.dlhs, want.dlhs[:, :K])
+  np.testing.assert_allclose(grads.drhs_bias, want.drhs_gate_up[:, K])
+
+  cut = [N + 1]
+  halves = np.split(x["rhs"], cut, axis=1 if transpose_rhs else 2)
+  more = {
+    name: tuple(np.split(value, cut, axis=-1)) for name, value in more.items()
+  }
+  douts = np.split(rng.normal(size=(M, 2 * N)), cut, axis=1)
+  weights = np.split(weight, cut, axis=2)
+  got = gated.split_gmm(x["lhs"], *halves, sizes, **more, **own)
+  wanted = gated.split_gmm(lhs, *weights, sizes, **shared)
+  for one, other in zip(got, wanted, strict=True):
+    np.testing.assert_allclose(one, other)
+  grads = gated.split_gmm_vjp(x["lhs"], halves, sizes, douts, **more, **own)
+  want = gated.split_gmm_vjp(lhs, weights, sizes, douts, **shared)
+  np.testing.assert_allclose(grads.dlhs, want.dlhs[:, :K])
+  np.testing.assert_allclose(grads.drhs_gate_bias, want.drhs_gate[:, K])
+  np.testing.assert_allclose(grads.drhs_up_bias, want.drhs_up[:, K])

@@ -71,6 +71,10 @@ class _Program:
   shard: tuple[int, int] | None = (3, 8)
   chip: str = "v6e"
   n_up: int | None = None
+  scale_blocks: int = 0
+  scale_dtype: str = "float32"
+  bias: bool = False
+  packed: bool = False
 
 
 # By what is special about the shape.
@@ -159,6 +163,89 @@ _PROGRAMS: Mapping[str, _Program] = {
   "split_unlike": _Program(
     op="split", shape=(45, 72, 40), dtypes="bf16", layout="N", n_up=24
   ),
+  # Quantised weights, and biases: each form of scales, and what is wide.
+  "channel": _Program(
+    op="gated",
+    shape=(48, 136, 128),
+    dtypes="bf16_i8",
+    layout="N",
+    activation="swigluoai",
+    scale_blocks=1,
+    scale_dtype="bfloat16",
+    bias=True,
+  ),
+  "wide_blocks": _Program(
+    op="gated",
+    shape=(45, 200, 72),
+    dtypes="bf16_e4m3",
+    layout="T",
+    activation="shifted",
+    chip="tpu7x",
+    scale_blocks=5,
+  ),
+  "blocks_in_tiles": _Program(
+    op="gated",
+    shape=(42, 384, 256),
+    dtypes="bf16_i4",
+    layout="N",
+    tiling=(32, 128, 128),
+    chip="v4",
+    scale_blocks=3,
+    bias=True,
+  ),
+  "wide_bias": _Program(
+    op="gated",
+    shape=(45, 136, 96),
+    dtypes="bf16",
+    layout="T",
+    activation="swigluoai",
+    tiling=(16, 128, 128),
+    bias=True,
+  ),
+  "packed": _Program(
+    op="gated",
+    shape=(40, 200, 128),
+    dtypes="bf16_i4",
+    layout="N",
+    shard=None,
+    scale_blocks=5,
+    packed=True,
+  ),
+  "split_blocks": _Program(
+    op="split",
+    shape=(45, 264, 136),
+    dtypes="bf16_i8",
+    layout="N",
+    scale_blocks=3,
+    scale_dtype="bfloat16",
+    bias=True,
+  ),
+  "split_channel": _Program(
+    op="split",
+    shape=(40, 256, 160),
+    dtypes="bf16_e4m3",
+    layout="T",
+    tiling=(32, 128, 128),
+    chip="tpu7x",
+    scale_blocks=1,
+  ),
+  "split_packed": _Program(
+    op="split",
+    shape=(40, 136, 72),
+    dtypes="bf16_i4",
+    layout="N",
+    scale_blocks=2,
+    packed=True,
+  ),
+  "split_unlike_blocks": _Program(
+    op="split",
+    shape=(45, 72, 40),
+    dtypes="bf16_i8",
+    layout="T",
+    n_up=24,
+    scale_blocks=2,
+    bias=True,
+  ),
 }
 
 # Of the cases of a program: (pattern, place of the shard, poison).
@@ -191,6 +278,10 @@ def _case(name: str, run: tuple[str, str, str], p: _Program) -> GatedCase:
       tiling=p.tiling,
       chip=p.chip,
       poison=poison,
+      scale_blocks=p.scale_blocks,
+      scale_dtype=p.scale_dtype,
+      bias=p.bias,
+      packed=p.packed,
     ),
     op=p.op,
     activation=p.activation,

@@ -5,6 +5,7 @@ with race detection, `run_vjp` calls `ops` under `jax.vjp`, and each keeps one
 program for all cases that can share it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -86,7 +87,9 @@ def check(case: GatedCase, results: Results, **flags: Any) -> None:
   for name, got in results.items():
     where = f"{name} of {case}, {flags or 'default flags'}"
     dtype = inputs.out_dtype(case.case)
-    if name.startswith("d"):
+    if name.endswith("_bias"):
+      dtype = np.dtype(x.one.rhs_bias.dtype)
+    elif name.startswith("d"):
       operand = "lhs" if name == "dlhs" else "rhs"
       dtype = inputs.gradient_dtype(case.case, operand)
     if got.dtype != dtype or got.shape != want[name].value.shape:
@@ -103,9 +106,15 @@ def check(case: GatedCase, results: Results, **flags: Any) -> None:
 
 def _run(program: Callable, case: GatedCase, backend: str) -> Results:
   x = gated_tolerance.make(case)
+  if case.case.packed:
+    axis = 2 if case.case.transpose_rhs else 1
+    weights = tuple(inputs.packed(weight, axis) for weight in x.weights)
+    x = dataclasses.replace(x, weights=weights)
   arrays = {
     "lhs": x.one.lhs,
     "weights": x.weights,
+    "scales": x.scales,
+    "biases": x.biases,
     "douts": x.douts,
     "sizes": x.one.group_sizes,
     "offset": x.one.group_offset,
@@ -116,6 +125,19 @@ def _run(program: Callable, case: GatedCase, backend: str) -> Results:
   else:
     results = program(arrays)
   return {name: np.asarray(result) for name, result in results.items()}
+
+
+def _named(program: GatedCase, x: dict[str, Any]) -> dict[str, Any]:
+  """Scales and biases, by the names of the operation."""
+  halves = ("rhs",) if program.op == "gated" else ("rhs_gate", "rhs_up")
+  return {
+    f"{half}_{what}": array
+    for what in ("scale", "bias")
+    for half, array in zip(halves, x[_KINDS[what]], strict=True)
+  }
+
+
+_KINDS = {"scale": "scales", "bias": "biases"}
 
 
 @functools.cache
@@ -144,16 +166,20 @@ def _kernels_program(program: GatedCase, backend: str) -> Callable:
       out = kernels.gmm_gated_v2(
         *operands,
         activation=activation_of(program),
+        **_named(program, x),
         **(shared | forward | options),
       )
       return {"out": out}
-    gate, up = kernels.split_gmm_v2(*operands, **(shared | forward | options))
+    gate, up = kernels.split_gmm_v2(
+      *operands, **_named(program, x), **(shared | forward | options)
+    )
     dlhs = kernels.sum_gmm_v2(
       x["douts"],
       x["weights"],
       x["sizes"],
       transpose_rhs=not case.transpose_rhs,
       preferred_element_type=inputs.gradient_dtype(case, "lhs"),
+      rhs_scale=x["scales"],
       **(shared | options | {"tiling": transposed}),
     )
     return {"gate": gate, "up": up, "dlhs": dlhs}
@@ -170,39 +196,45 @@ def _vjp_program(
     compiling.fast_options() if config.backend in ("interpret", "xla") else {}
   )
 
-  def forward(x: dict[str, Any], operands: tuple[Any, Any]) -> Any:
-    lhs, weights = operands
+  def forward(x: dict[str, Any]) -> Any:
     shared = {
       "group_offset": x["offset"],
       "transpose_rhs": case.transpose_rhs,
       "preferred_element_type": case.formats.out,
       "precision": case.formats.precision,
       "config": config,
+      **_named(program, x),
     }
+    operands = x["lhs"], *x["weights"], x["sizes"]
     if program.op == "split":
-      return ops.split_gmm(lhs, *weights, x["sizes"], **shared)
+      return ops.split_gmm(*operands, **shared)
     out = ops.gmm_gated(
-      lhs,
-      *weights,
-      x["sizes"],
+      *operands,
       activation=activation_of(program),
       recompute=recompute,
       **shared,
     )
     return (out,)
 
-  names = ("out",) if program.op == "gated" else ("gate", "up")
-  gradients = ("drhs",) if program.op == "gated" else ("drhs_gate", "drhs_up")
+  halves = ("",) if program.op == "gated" else ("_gate", "_up")
+  names = [half[1:] or "out" for half in halves]
 
   @functools.partial(jax.jit, compiler_options=compiler)
   def run(x: dict[str, Any]) -> dict[str, jax.Array]:
-    outs, vjp = jax.vjp(functools.partial(forward, x), (x["lhs"], x["weights"]))
+    operands = {name: x[name] for name in ("lhs", "weights", "biases")}
+    if not (case.has_drhs or inputs.is_integer(x["weights"][0].dtype)):
+      del operands["weights"]
+    outs, vjp = jax.vjp(lambda operands: forward(x | operands), operands)
     results = dict(zip(names, outs, strict=True))
     if inputs.is_integer(outs[0].dtype):
       return results
-    douts = tuple(d.astype(outs[0].dtype) for d in x["douts"])
-    ((dlhs, drhs),) = vjp(douts)
-    results |= {"dlhs": dlhs} | dict(zip(gradients, drhs, strict=True))
+    (grads,) = vjp(tuple(d.astype(outs[0].dtype) for d in x["douts"]))
+    results["dlhs"] = grads["lhs"]
+    for i, half in enumerate(halves):
+      if "weights" in grads:
+        results[f"drhs{half}"] = grads["weights"][i]
+      if case.bias:
+        results[f"drhs{half}_bias"] = grads["biases"][i]
     return {
       name: x for name, x in results.items() if x.dtype != jax.dtypes.float0
     }

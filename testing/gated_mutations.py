@@ -34,8 +34,8 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="activation_of_rows_of_no_group",
     file="xla_gated.py",
-    old="return jnp.where(local, out, 0).astype(p.out_dtype)",
-    new="return out.astype(p.out_dtype)",
+    old="    mask = mask[:, None] & columns[None, :]\n",
+    new="    mask = (mask | True)[:, None] & columns[None, :]\n",
     cases=("gated_vjp:wide_rows-short-last-huge",),
   ),
   Mutation(
@@ -58,5 +58,33 @@ MUTATIONS: tuple[Mutation, ...] = (
     old="(0, d), p) for d in douts)",
     new="(0, douts[0]), p) for _ in douts)",
     cases=("gated_vjp:split_k_tiles-ragged-middle-nan",),
+  ),
+  Mutation(
+    name="up_scaled_as_gate_is",
+    file="kernels/gated_kernel.py",
+    old="      half, lanes = self.rows_at(i, n)\n",
+    new="      half, lanes = self.rows_at(0, n)\n",
+    cases=("gated:channel-ragged-middle-nan",),
+  ),
+  Mutation(
+    name="bias_of_up_where_that_of_gate_is",
+    file="kernels/gated_kernel.py",
+    old="pl.ds(i * self.plan.problem.n + n.start, n.size)",
+    new="pl.ds(n.start, n.size)",
+    cases=("gated:wide_bias-ragged-middle-nan",),
+  ),
+  Mutation(
+    name="cotangent_of_up_scaled_as_that_of_gate",
+    file="kernels/gated_kernel.py",
+    old="scaled = [scales.scale_lhs(tile, k) for tile in tiles]",
+    new="scaled = [scales.scale_lhs(tiles[0], k)] * 2",
+    cases=("gated:split_blocks-ragged-middle-nan",),
+  ),
+  Mutation(
+    name="bias_gradient_of_up_is_that_of_gate",
+    file="split.py",
+    old="zip(bias, douts, strict=False)",
+    new="zip(bias, douts[:1] * 2, strict=False)",
+    cases=("gated_vjp:split_blocks-ragged-middle-nan",),
   ),
 )

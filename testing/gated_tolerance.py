@@ -56,11 +56,15 @@ class GatedInputs:
     one: of the product of gate and up together, [k, n + n_up] wide.
     weights: one weight in "gated", two in "split".
     douts: a cotangent for each result.
+    scales: of each weight; None where the case has none.
+    biases: of each weight; None where the case has none.
   """
 
   one: inputs.Inputs
   weights: tuple[np.ndarray, ...]
   douts: tuple[np.ndarray, ...]
+  scales: tuple[np.ndarray | None, ...]
+  biases: tuple[np.ndarray | None, ...]
 
 
 def make(case: GatedCase) -> GatedInputs:
@@ -69,18 +73,34 @@ def make(case: GatedCase) -> GatedInputs:
   x = inputs.make(dataclasses.replace(case.case, n=n + n_up))
   lhs = x.lhs
   if not inputs.is_integer(lhs.dtype):
-    integers = inputs.is_integer(x.rhs.dtype)
-    lhs = (lhs.astype(np.float64) * (2**-9 if integers else 2**-2)).astype(
-      lhs.dtype
-    )
-  x = dataclasses.replace(x, lhs=lhs)
+    smaller = 2.0**-2
+    if inputs.is_integer(x.rhs.dtype):
+      smaller = 2.0**-9 if jnp.iinfo(x.rhs.dtype).bits == 8 else 2.0**-5
+    lhs = (lhs.astype(np.float64) * smaller).astype(lhs.dtype)
+  bias = x.rhs_bias
+  if bias is not None:
+    bias = (bias.astype(np.float64) / 4).astype(bias.dtype)
+  x = dataclasses.replace(x, lhs=lhs, rhs_bias=bias)
   if case.op == "gated":
-    return GatedInputs(one=x, weights=(x.rhs,), douts=(x.dout[:, :n],))
-  axis = 1 if case.case.transpose_rhs else 2
+    return GatedInputs(
+      one=x,
+      weights=(x.rhs,),
+      douts=(x.dout[:, :n],),
+      scales=(x.rhs_scale,),
+      biases=(x.rhs_bias,),
+    )
+
+  def halves(array: np.ndarray | None, axis: int) -> tuple:
+    if array is None:
+      return (None, None)
+    return tuple(np.split(array, [n], axis=axis))
+
   return GatedInputs(
     one=x,
-    weights=tuple(np.split(x.rhs, [n], axis=axis)),
-    douts=tuple(np.split(x.dout, [n], axis=1)),
+    weights=halves(x.rhs, 1 if case.case.transpose_rhs else 2),
+    douts=halves(x.dout, 1),
+    scales=halves(x.rhs_scale, 2),
+    biases=halves(x.rhs_bias, 1),
   )
 
 
@@ -100,7 +120,9 @@ def expected(
 ) -> Mapping[str, Expected]:
   """The oracle's results for a case, by the names of the harness."""
   own = _expected_split if case.op == "split" else _expected_gated
-  return own(case, x, on_tpu)
+  # Poisoned scales of weights that nobody reads may make NaN of them.
+  with np.errstate(invalid="ignore"):
+    return own(case, x, on_tpu)
 
 
 def _options(case: GatedCase) -> dict:
@@ -111,10 +133,27 @@ def _options(case: GatedCase) -> dict:
 
 
 def _eps(
-  case: GatedCase, dtypes: tuple, out: np.dtype, *, on_tpu: bool
+  case: GatedCase, dtypes: tuple, out: np.dtype, *, on_tpu: bool, name: str = ""
 ) -> dict[str, float]:
+  """As of one product; `name` is "out" or "dlhs" of what scales may enter."""
   precision = case.case.formats.precision
-  return tolerance.eps_of(dtypes, out, precision=precision, on_tpu=on_tpu)
+  eps = tolerance.eps_of(dtypes, out, precision=precision, on_tpu=on_tpu)
+  if case.case.scale_blocks and name:
+    eps["operand_eps"] += tolerance.scaling_eps(dtypes, name, on_tpu=on_tpu)
+  return eps
+
+
+def _terms(case: GatedCase, products: int) -> int:
+  """What is added up, where each block's product is scaled before."""
+  return products + 1 + 2 * case.case.scale_blocks + case.case.bias
+
+
+def _more(x: GatedInputs, i: int, size: bool = False) -> dict:
+  """Scale and bias of a weight, for the oracle; absolute values for a size."""
+  found = {"rhs_scale": x.scales[i], "rhs_bias": x.biases[i]}
+  if not size:
+    return found
+  return {n: None if a is None else _abs(a) for n, a in found.items()}
 
 
 def _abs(x: np.ndarray) -> np.ndarray:
@@ -125,53 +164,52 @@ def _expected_split(
   case: GatedCase, x: GatedInputs, on_tpu: bool
 ) -> Mapping[str, Expected]:
   one, sizes, options = x.one, x.one.group_sizes, _options(case)
-  parts, magnitudes = [], []
-  found = {}
-  for name, weight, dout in zip(
-    ("gate", "up"), x.weights, x.douts, strict=True
-  ):
-    size = _abs(weight)
+  rows = tolerance.rows_of_groups(case.case)
+  parts, magnitudes, found = [], [], {}
+  for i, name in enumerate(("gate", "up")):
+    weight, dout, size = x.weights[i], x.douts[i], _abs(x.weights[i])
+    own, own_size = _more(x, i) | options, _more(x, i, size=True) | options
+    operands, lhs = (one.lhs.dtype, weight.dtype), _abs(one.lhs)
+    value = oracle.gmm(one.lhs, weight, sizes, **own)
+    eps = _eps(
+      case, operands, inputs.out_dtype(case.case), on_tpu=on_tpu, name="out"
+    )
     found[name] = Expected(
-      value=(value := oracle.gmm(one.lhs, weight, sizes, **options)),
+      value=value,
       bound=error_bound(
         value,
-        oracle.gmm(_abs(one.lhs), size, sizes, **options),
-        terms=case.case.k,
-        **_eps(
-          case,
-          (one.lhs.dtype, weight.dtype),
-          inputs.out_dtype(case.case),
-          on_tpu=on_tpu,
-        ),
+        oracle.gmm(lhs, size, sizes, **own_size),
+        terms=_terms(case, case.case.k),
+        **eps,
       ),
     )
-    parts.append(oracle.gmm_vjp(one.lhs, weight, sizes, dout, **options))
-    magnitudes.append(
-      oracle.gmm_vjp(_abs(one.lhs), size, sizes, _abs(dout), **options)
-    )
-    found[f"drhs_{name}"] = Expected(
-      value=parts[-1].drhs,
-      bound=error_bound(
-        parts[-1].drhs,
-        magnitudes[-1].drhs,
-        terms=tolerance.rows_of_groups(case.case)[:, None, None],
-        **_eps(
-          case,
-          (one.lhs.dtype, dout.dtype),
-          inputs.gradient_dtype(case.case, "rhs"),
-          on_tpu=on_tpu,
+    parts.append(oracle.gmm_vjp(one.lhs, weight, sizes, dout, **own))
+    magnitudes.append(oracle.gmm_vjp(lhs, size, sizes, _abs(dout), **own_size))
+    of_weight = [("drhs", "", one.lhs, inputs.gradient_dtype(case.case, "rhs"))]
+    if case.case.bias:
+      of_weight.append(("drhs_bias", "_bias", dout, x.biases[i].dtype))
+    for field, suffix, other, dtype in of_weight:
+      value = getattr(parts[-1], field)
+      found[f"drhs_{name}{suffix}"] = Expected(
+        value=value,
+        bound=error_bound(
+          value,
+          getattr(magnitudes[-1], field),
+          terms=rows.reshape(-1, *[1] * (value.ndim - 1)),
+          **_eps(case, (other.dtype, dout.dtype), dtype, on_tpu=on_tpu),
         ),
-      ),
-    )
+      )
   eps = _eps(
     case,
     (x.douts[0].dtype, x.weights[0].dtype),
     inputs.gradient_dtype(case.case, "lhs"),
     on_tpu=on_tpu,
+    name="dlhs",
   )
   dlhs = parts[0].dlhs + parts[1].dlhs
   magnitude = magnitudes[0].dlhs + magnitudes[1].dlhs
-  bound = error_bound(dlhs, magnitude, terms=sum(case.columns), **eps)
+  terms = _terms(case, sum(case.columns))
+  bound = error_bound(dlhs, magnitude, terms=terms, **eps)
   if not case.fused:  # the first product is rounded before the second is added
     bound += eps["out_eps"] * np.abs(parts[0].dlhs)
     bound += np.where(magnitude > 0, eps.get("out_floor", 0.0), 0.0)
@@ -186,13 +224,20 @@ def _expected_gated(
   (weight,) = x.weights
   rows, _ = inputs.local_rows_and_groups(case.case)
   dtypes = (one.lhs.dtype, weight.dtype)
-  both = oracle.gmm(one.lhs, weight, one.group_sizes, **options)
-  size = oracle.gmm(_abs(one.lhs), _abs(weight), one.group_sizes, **options)
+  both = oracle.gmm(one.lhs, weight, one.group_sizes, **_more(x, 0), **options)
+  size = oracle.gmm(
+    _abs(one.lhs),
+    _abs(weight),
+    one.group_sizes,
+    **_more(x, 0, size=True),
+    **options,
+  )
+  f32 = jnp.dtype(jnp.float32)
   off = error_bound(
     both,
     size,
-    terms=case.case.k,
-    **_eps(case, dtypes, jnp.dtype(jnp.float32), on_tpu=on_tpu),
+    terms=_terms(case, case.case.k),
+    **_eps(case, dtypes, f32, on_tpu=on_tpu, name="out"),
   )
   sums = _Sums.of(case, both, off, on_tpu)
   value = np.where(rows[:, None], sums.value(), 0)
@@ -221,28 +266,29 @@ def _products(
   d, d_off = cotangent
   kept = kept_dtype(case)
 
-  def vjp(lhs: np.ndarray, rhs: np.ndarray, dout: np.ndarray):
-    return oracle.gmm_vjp(lhs, rhs, one.group_sizes, dout, **options)
+  def vjp(lhs: np.ndarray, rhs: np.ndarray, dout: np.ndarray, **own):
+    return oracle.gmm_vjp(lhs, rhs, one.group_sizes, dout, **own, **options)
 
-  value = vjp(one.lhs, weight, d)
-  size = vjp(_abs(one.lhs), _abs(weight), np.abs(d) + d_off)
-  carried = vjp(_abs(one.lhs), _abs(weight), d_off)
+  own_size = _more(x, 0, size=True)
+  value = vjp(one.lhs, weight, d, **_more(x, 0))
+  size = vjp(_abs(one.lhs), _abs(weight), np.abs(d) + d_off, **own_size)
+  carried = vjp(_abs(one.lhs), _abs(weight), d_off, **own_size)
+  rows = tolerance.rows_of_groups(case.case)
+  of = {
+    "dlhs": (_terms(case, sum(case.columns)), weight.dtype, "lhs"),
+    "drhs": (rows[:, None, None], one.lhs.dtype, "rhs"),
+  }
+  if case.case.bias:
+    of["drhs_bias"] = (rows[:, None], kept, "bias")
   found = {}
-  for name, terms, other, of in (
-    ("dlhs", sum(case.columns), weight, "lhs"),
-    (
-      "drhs",
-      tolerance.rows_of_groups(case.case)[:, None, None],
-      one.lhs,
-      "rhs",
-    ),
-  ):
-    eps = _eps(
-      case,
-      (other.dtype, kept),
-      inputs.gradient_dtype(case.case, of),
-      on_tpu=on_tpu,
+  for name, (terms, other, operand) in of.items():
+    dtype = (
+      x.biases[0].dtype
+      if operand == "bias"
+      else inputs.gradient_dtype(case.case, operand)
     )
+    scaled = name if name == "dlhs" else ""
+    eps = _eps(case, (other, kept), dtype, on_tpu=on_tpu, name=scaled)
     exact, magnitude = getattr(value, name), getattr(size, name)
     carry = getattr(carried, name) * (1 + eps["out_eps"])
     found[name] = Expected(

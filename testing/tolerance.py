@@ -71,7 +71,7 @@ def _expected(
       # Sums of integers are exact, but what is added to them is not.
       terms, eps["acc_eps"] = 2 + case.existing_out, _F32_EPS
     if case.scale_blocks and name:
-      eps["operand_eps"] += _scaling_eps(dtypes, name, on_tpu=on_tpu)
+      eps["operand_eps"] += scaling_eps(dtypes, name, on_tpu=on_tpu)
       eps["out_floor"] += flushed[name]
     bound = error_bound(value, size, terms=terms, **eps)
     return Expected(value=value, bound=bound)
@@ -142,7 +142,7 @@ def eps_of(
   }
 
 
-def _scaling_eps(
+def scaling_eps(
   operands: tuple[np.dtype, np.dtype], name: str, *, on_tpu: bool
 ) -> float:
   """What operands that are scaled before they are multiplied lose by it.

@@ -11,6 +11,7 @@ from gmm import activations, checks, config, gated_checks
 from gmm.kernels import chip as chips
 from gmm.kernels import gated_kernel
 from gmm.kernels import tiling as tiles
+from gmm.pair_operands import PairOperands
 
 
 def gmm_gated_v2(
@@ -22,6 +23,8 @@ def gmm_gated_v2(
   transpose_rhs: bool = False,
   activation: str | activations.Activation = "silu",
   preferred_element_type: Any = None,
+  rhs_scale: jax.Array | None = None,
+  rhs_bias: jax.Array | None = None,
   precision: Any = None,
   tiling: tuple[int, int, int] | None = None,
   chip: str | None = None,
@@ -37,6 +40,8 @@ def gmm_gated_v2(
     transpose_rhs: a static bool: NT instead of NN.
     activation: as in `ops.gmm_gated`.
     preferred_element_type: the result's dtype; the default is as in `gmm_v2`.
+    rhs_scale: [g, k_blocks, 2n], as in `gmm_v2`.
+    rhs_bias: [g, 2n], added before the activation.
     precision: for float32 operands: a `jax.lax.Precision` or its name.
     tiling: (tile_m, tile_k, tile_n): rows, contraction, columns of the result.
       Of no effect is tile_n where gate and up do not both start on a whole
@@ -59,11 +64,20 @@ def gmm_gated_v2(
     group_offset=group_offset,
     transpose_rhs=transpose_rhs,
     preferred_element_type=preferred_element_type,
+    rhs_scale=rhs_scale,
+    rhs_bias=rhs_bias,
     precision=precision,
   )
   return _run(
     problem,
-    (lhs, rhs_gate_up, group_sizes, group_offset),
+    PairOperands(
+      lhs=(lhs,),
+      rhs=(rhs_gate_up,),
+      sizes=group_sizes,
+      offset=group_offset,
+      scale=_given(rhs_scale),
+      bias=_given(rhs_bias),
+    ),
     activation=activations.resolve(activation),
     tiling=tiling,
     chip=chip,
@@ -80,6 +94,10 @@ def split_gmm_v2(
   group_offset: jax.Array | int | None = None,
   transpose_rhs: bool = False,
   preferred_element_type: Any = None,
+  rhs_gate_scale: jax.Array | None = None,
+  rhs_up_scale: jax.Array | None = None,
+  rhs_gate_bias: jax.Array | None = None,
+  rhs_up_bias: jax.Array | None = None,
   precision: Any = None,
   tiling: tuple[int, int, int] | None = None,
   chip: str | None = None,
@@ -95,6 +113,10 @@ def split_gmm_v2(
     group_offset: as in `gmm_v2`.
     transpose_rhs: a static bool: NT instead of NN.
     preferred_element_type: the results' dtype; the default is as in `gmm_v2`.
+    rhs_gate_scale: [g, k_blocks, n], as in `gmm_v2`.
+    rhs_up_scale: the same shape and dtype.
+    rhs_gate_bias: [g, n], added to rows of local groups.
+    rhs_up_bias: the same shape.
     precision: for float32 operands: a `jax.lax.Precision` or its name.
     tiling: (tile_m, tile_k, tile_n), of each of the two products.
     chip: the TPU to choose tiles for; None finds out.
@@ -106,6 +128,8 @@ def split_gmm_v2(
   Raises:
     ValueError, TypeError, NotImplementedError: as in `gmm_gated_v2`.
   """
+  scale = rhs_gate_scale, rhs_up_scale
+  bias = rhs_gate_bias, rhs_up_bias
   problem = gated_checks.split_problem(
     lhs,
     (rhs_gate, rhs_up),
@@ -113,11 +137,20 @@ def split_gmm_v2(
     group_offset=group_offset,
     transpose_rhs=transpose_rhs,
     preferred_element_type=preferred_element_type,
+    rhs_scale=scale,
+    rhs_bias=bias,
     precision=precision,
   )
   return _run(
     problem,
-    (lhs, rhs_gate, group_sizes, group_offset, rhs_up),
+    PairOperands(
+      lhs=(lhs,),
+      rhs=(rhs_gate, rhs_up),
+      sizes=group_sizes,
+      offset=group_offset,
+      scale=_given(*scale),
+      bias=_given(*bias),
+    ),
     tiling=tiling,
     chip=chip,
     interpret=interpret,
@@ -132,6 +165,7 @@ def sum_gmm_v2(
   group_offset: jax.Array | int | None = None,
   transpose_rhs: bool = False,
   preferred_element_type: Any = None,
+  rhs_scale: tuple[jax.Array | None, jax.Array | None] = (None, None),
   precision: Any = None,
   tiling: tuple[int, int, int] | None = None,
   chip: str | None = None,
@@ -141,11 +175,14 @@ def sum_gmm_v2(
 
   Args:
     lhs: two of [m, k], of one dtype.
-    rhs: two of [g, k, n], or [g, n, k] if `transpose_rhs`, of one dtype.
+    rhs: two of [g, k, n], or [g, n, k] if `transpose_rhs`, of one dtype; int32
+      is packed along n.
     group_sizes: integers [g_total], g_total >= g.
     group_offset: as in `gmm_v2`.
     transpose_rhs: a static bool: NT instead of NN.
     preferred_element_type: the result's dtype; the default is as in `gmm_v2`.
+    rhs_scale: of each rhs, [g, n_blocks, k]: of `split_gmm_v2`, whose k is n
+      here.
     precision: for float32 operands: a `jax.lax.Precision` or its name.
     tiling: (tile_m, tile_k, tile_n), of each of the two products.
     chip: the TPU to choose tiles for; None finds out.
@@ -164,11 +201,18 @@ def sum_gmm_v2(
     group_offset=group_offset,
     transpose_rhs=transpose_rhs,
     preferred_element_type=preferred_element_type,
+    rhs_scale=rhs_scale,
     precision=precision,
   )
   return _run(
     problem,
-    (lhs[0], rhs[0], group_sizes, group_offset, lhs[1], rhs[1]),
+    PairOperands(
+      lhs=tuple(lhs),
+      rhs=tuple(rhs),
+      sizes=group_sizes,
+      offset=group_offset,
+      scale=_given(*rhs_scale),
+    ),
     tiling=tiling,
     chip=chip,
     interpret=interpret,
@@ -177,7 +221,7 @@ def sum_gmm_v2(
 
 def run(
   problem: config.Problem,
-  operands: tuple[jax.Array, ...],
+  operands: PairOperands,
   *,
   activation: activations.Activation | None,
   tiling: Any,
@@ -188,8 +232,7 @@ def run(
 
   Args:
     problem: with `pair`.
-    operands: lhs, rhs, sizes, offset, and the second lhs and rhs as there are.
-      Sizes and offset are canonical.
+    operands: arrays.
     activation: of "gated".
     tiling: (tile_m, tile_k, tile_n) or None.
     chip: the TPU to choose tiles for; None finds out.
@@ -201,39 +244,34 @@ def run(
   checks.check_pallas_dtypes(problem)
   tiling = config.checked_tiling("tiling", tiling)
   plan = tiles.make_plan(problem, chips.resolve(chip), tiling)
-  lhs, rhs, sizes, offset, *second = operands
-  arrays = [lhs, rhs]
-  if problem.pair == "split":
-    arrays = [lhs, rhs, *second]
-  elif problem.pair == "sum":
-    arrays = [lhs, second[0], rhs, second[1]]
-  return gated_kernel.pair(
-    plan, [sizes, offset, *arrays], activation, interpret
-  )
+  return gated_kernel.pair(plan, operands, activation, interpret)
 
 
 def _run(
   problem: config.Problem,
-  operands: tuple[Any, ...],
+  operands: PairOperands,
   *,
   interpret: Any,
   activation: activations.Activation | None = None,
   **options: Any,
 ) -> Any:
+  """As `run`, of operands as they came."""
   checks.check_interpret(interpret)
-  if problem.is_empty:
+  if problem.is_empty or problem.k == 0:
     raise NotImplementedError(
       f"`lhs` and `rhs` have m={problem.m}, k={problem.k}, n={problem.n}, "
       f"g={problem.g}: there is nothing to multiply; use `gmm.ops`"
     )
-  lhs, rhs, sizes, offset, *second = operands
-  sizes = checks.canonical_sizes(sizes, problem.m)
-  offset = checks.canonical_offset(offset, problem.g_total)
-  arrays = (jnp.asarray(lhs), jnp.asarray(rhs), sizes, offset)
+  sizes = checks.canonical_sizes(operands.sizes, problem.m)
+  offset = checks.canonical_offset(operands.offset, problem.g_total)
   return run(
     problem,
-    (*arrays, *(jnp.asarray(x) for x in second)),
+    jax.tree.map(jnp.asarray, operands._replace(sizes=sizes, offset=offset)),
     activation=activation,
     interpret=interpret,
     **options,
   )
+
+
+def _given(*arrays: Any) -> tuple[Any, ...]:
+  return tuple(x for x in arrays if x is not None)

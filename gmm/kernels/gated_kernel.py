@@ -10,26 +10,31 @@ an activation makes of zeros is of no matter there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from gmm import activations
 from gmm.activations import Activation
-from gmm.kernels import gmm_kernel, grid, launch, pairs, zeros
-from gmm.kernels.gated_memory import PairMemory, Second, scratch
+from gmm.config import PACKED
+from gmm.kernels import gmm_kernel, grid, launch, pairs, scales, zeros
+from gmm.kernels.gated_memory import PairMemory, Second, padded, scratch
 from gmm.kernels.gmm_memory import Step
 from gmm.kernels.grid import LANES, Totals, Window
 from gmm.kernels.plan import PIECE_N, Plan
 from gmm.kernels.products import Rows
+from gmm.pair_operands import PairOperands
 
 
 def pair(
   plan: Plan,
-  operands: Sequence[jax.Array],
+  operands: PairOperands,
   activation: Activation | None,
   interpret: Any,
 ) -> Any:
@@ -37,9 +42,8 @@ def pair(
 
   Args:
     plan: from `tiling.make_plan`, of a problem with `pair`.
-    operands: sizes int32 [g_total] within [0, m], offset int32 [1] within
-      [0, g_total], lhs (two of them in "sum") and rhs (one in "gated"), as
-      before padding.
+    operands: arrays as before padding; sizes within [0, m], offset within
+      [0, g_total].
     activation: of "gated": act(gate, up), float32 to float32.
     interpret: False, True or InterpretParams.
 
@@ -47,33 +51,30 @@ def pair(
     [m, n], or two of them in "split".
   """
   problem, sides = plan.problem, pairs.sides(plan.problem)
-  pad_m, pad_k, pad_n = plan.pads
-  k_axis, n_axis = (2, 1) if problem.transpose_rhs else (1, 2)
-  sizes, offset, *arrays = operands
-  arrays = [
-    launch.pad_axes(
-      x, {0: pad_m, 1: pad_k} if x.ndim == 2 else {k_axis: pad_k, n_axis: pad_n}
-    )
-    for x in arrays
-  ]
+  operands = padded(plan, operands)
+  kinds = operands.lhs, operands.rhs, operands.scale, operands.bias
+  arrays = [x for kind in kinds for x in kind]
   flat, tree = jax.tree.flatten(scratch(plan))
 
   def body(*refs: Any) -> None:
     sizes_ref, offset_ref, lanes, *rest = refs
-    inputs, rest = rest[: len(arrays)], rest[len(arrays) :]
-    outs, scratch_refs = rest[: sides.out], rest[sides.out :]
-    lhs, rhs = inputs[: sides.lhs], inputs[sides.lhs :]
+    rest = iter(rest)
+    counts = (*map(len, kinds), sides.out)
+    # Of each kind the first, and the second or None.
+    found = [
+      [*itertools.islice(rest, count), None, None][:2] for count in counts
+    ]
+    names = ("lhs", "rhs", "scale", "bias", "out")
+    first, second = (
+      dict(zip(names, refs, strict=True)) for refs in zip(*found, strict=True)
+    )
     memory = PairMemory(
       plan=plan,
       rows=grid.RowGrid.of(plan),
-      lhs=lhs[0],
-      rhs=rhs[0],
-      scale=None,
-      bias=None,
-      out=outs[0],
-      buf=jax.tree.unflatten(tree, scratch_refs),
+      buf=jax.tree.unflatten(tree, rest),
       lanes=lanes,
-      second=Second(*(x[1] if len(x) > 1 else None for x in (lhs, rhs, outs))),
+      second=Second(**second),
+      **first,
     )
     kernel = _BODIES[problem.pair]
     if pairs.is_wide(problem):
@@ -83,13 +84,14 @@ def pair(
   out = launch.call(
     body,
     plan,
-    [sizes, offset, *arrays],
+    [operands.sizes, operands.offset, *arrays],
     out_shape=(problem.m, problem.n),
     scratch_shapes=flat,
     input_output_aliases={},
     interpret=interpret,
     outs=sides.out,
   )
+  pad_m, _, pad_n = plan.pads
   if pad_m or pad_n:
     end = problem.m - pad_m, problem.n - pad_n
     out = jax.tree.map(lambda x: x[: end[0], : end[1]], out)
@@ -117,47 +119,78 @@ class _Pair(gmm_kernel.Body):
     """Columns of a step's products."""
     return self.plan.tile_n
 
-  def sums(
-    self, step: Step, at: Rows, k: int, n: pl.Slice
-  ) -> Iterator[jax.Array]:
-    """Some rows' first k columns times a piece of each weight tile."""
-    for i in range(2):
-      yield self.half(step, at, (k, n), i)
-
-  def half(
-    self, step: Step, at: Rows, piece: tuple[int, pl.Slice], half: int
-  ) -> jax.Array:
-    """One of the two products: `piece` is (columns of lhs, of the result)."""
+  def half(self, step: Step, at: Rows, half: int) -> scales.Tile:
+    """Some rows and the tile of gate or up of a step: as of one product."""
     lhs = (step.lhs_slot,)
     if pairs.sides(self.plan.problem).lhs == 2:
       lhs = step.lhs_slot, half
-    return self.dot((*lhs, pl.ds(*at)), (step.rhs_slot, half), piece)
+    return self.tile_at((*lhs, pl.ds(*at)), (step.rhs_slot, half), step)
 
-  def dot(
+  def tile_at(
+    self, lhs: tuple[Any, ...], rhs: tuple[Any, ...], step: Step
+  ) -> scales.Tile:
+    """What lies at `lhs` and `rhs` in their buffers."""
+    buf, transposed = self.buf, self.plan.problem.transpose_rhs
+
+    def weight(k: pl.Slice, n: pl.Slice) -> jax.Array:
+      major, minor = (n, k) if transposed else (k, n)
+      if not self.plan.problem.packed_axis:
+        return buf.rhs[(*rhs, major, minor)]
+      rows = pl.ds(major.start // PACKED, major.size // PACKED)
+      return pltpu.bitcast(buf.rhs[(*rhs, rows, minor)], jnp.int4)
+
+    return scales.Tile(
+      plan=self.plan,
+      lhs=lambda k: buf.lhs[(*lhs, k)],
+      rhs=weight,
+      dot=lambda x, y: launch.dot(self.plan, x, y, (1, int(transposed))),
+      scale=None if buf.scale is None else buf.scale.at[rhs],
+      inner=step.now.inner,
+      outer=step.now.outer,
+    )
+
+  def tiles(self, step: Step, at: Rows) -> tuple[scales.Tile, ...]:
+    """What each sum of a step is made of."""
+    return self.half(step, at, 0), self.half(step, at, 1)
+
+  def each_sums(
     self,
-    lhs: tuple[Any, ...],
-    rhs: tuple[Any, ...],
-    piece: tuple[int, pl.Slice],
-  ) -> jax.Array:
-    """Multiplies what lies at `lhs` and `rhs` in their buffers."""
-    k, n = piece
-    x = self.buf.lhs[(*lhs, pl.ds(0, k))]
-    if self.plan.problem.transpose_rhs:
-      y = self.buf.rhs[(*rhs, n, pl.ds(0, k))]
-      return launch.dot(self.plan, x, y, (1, 1))
-    y = self.buf.rhs[(*rhs, pl.ds(0, k), n)]
-    return launch.dot(self.plan, x, y, (1, 0))
+    step: Step,
+    at: Rows,
+    k: int,
+    fn: Callable[[pl.Slice, tuple[jax.Array, ...]], None],
+  ) -> None:
+    """Calls fn for pieces of columns, with products over the first k of lhs."""
+    tiles = self.tiles(step, at)
+    blocked = scales.place(self.plan.problem) == "k"
+
+    def one(n: pl.Slice) -> None:
+      if blocked:
+        fn(n, tuple(scales.sum_over_blocks(tile, k, n) for tile in tiles))
+        return
+      columns = pl.ds(0, k)
+      fn(
+        n,
+        tuple(
+          tile.dot(tile.lhs(columns), tile.rhs(columns, n)) for tile in tiles
+        ),
+      )
+
+    def part(start: Any, size: int) -> None:
+      for n in launch.pieces(size, self.piece, start):
+        one(n)
+
+    launch.each_part(self.width, self.plan.parts, part)
 
   def whole_k(self, step: Step, at: Rows) -> None:
-    def one(n: pl.Slice) -> None:
-      sums = tuple(self.sums(step, at, self.plan.tile_k, n))
-      self.finish(step, at, n, sums)
+    def one(n: pl.Slice, sums: tuple[jax.Array, ...]) -> None:
+      self.finish(step, at, n, self.complete(step, n, sums))
 
-    self.each_columns(one)
+    self.each_sums(step, at, self.plan.tile_k, one)
 
   def part_of_k(self, step: Step, k: int, at: Rows) -> None:
-    def add(n: pl.Slice) -> None:
-      for i, value in enumerate(self.sums(step, at, k, n)):
+    def add(n: pl.Slice, sums: tuple[jax.Array, ...]) -> None:
+      for i, value in enumerate(sums):
         columns = pl.ds(*at), self.columns(i, n)
         # The first k tile must not read what scratch memory holds.
         before = jnp.where(
@@ -165,13 +198,33 @@ class _Pair(gmm_kernel.Body):
         )
         self.buf.acc[columns] = before + value
 
-    self.each_columns(add)
+    self.each_sums(step, at, k, add)
 
   def from_acc(self, step: Step, at: Rows) -> None:
     for n in launch.pieces(self.plan.tile_n, self.piece):
       columns = [self.columns(i, n) for i in range(self.count)]
       sums = tuple(self.buf.acc[pl.ds(*at), c] for c in columns)
-      self.finish(step, at, n, sums)
+      self.finish(step, at, n, self.complete(step, n, sums))
+
+  def complete(
+    self, step: Step, n: pl.Slice, sums: tuple[jax.Array, ...]
+  ) -> tuple[jax.Array, ...]:
+    """The sums with a scale for each column, and their bias."""
+    found = []
+    for i, value in enumerate(sums):
+      half, lanes = self.rows_at(i, n)
+      slot = (step.rhs_slot, *half)
+      if scales.place(self.plan.problem) == "out":
+        value = value * scales.row(self.buf.scale.at[slot], 0, lanes)
+      if self.buf.bias is not None:
+        bias = self.buf.bias[(*slot, slice(None), lanes)]
+        value = value.astype(np.float32) + bias
+      found.append(value)
+    return tuple(found)
+
+  def rows_at(self, i: int, n: pl.Slice) -> tuple[tuple[int, ...], pl.Slice]:
+    """Where the scales and biases of gate or up are in their buffers."""
+    return (i,), n
 
   def finish(
     self, step: Step, at: Rows, n: pl.Slice, sums: tuple[jax.Array, ...]
@@ -179,14 +232,10 @@ class _Pair(gmm_kernel.Body):
     """Rounds what is made of some columns' sums."""
     raise NotImplementedError
 
-  def each_columns(self, fn: Callable[[pl.Slice], None]) -> None:
-    """Calls fn for pieces of a step's columns."""
-
-    def part(start: Any, size: int) -> None:
-      for n in launch.pieces(size, self.piece, start):
-        fn(n)
-
-    launch.each_part(self.width, self.plan.parts, part)
+  def put(self, step: Step, at: Rows, n: pl.Slice, value: jax.Array) -> None:
+    """Rounds once."""
+    out = self.buf.out
+    out[step.out_slot, pl.ds(*at), n] = value.astype(out.dtype)
 
   def columns(self, i: int, n: pl.Slice) -> pl.Slice:
     """Where sum `i` of columns `n` lies in the accumulator."""
@@ -202,16 +251,38 @@ class _Sum(_Pair):
   count = 1
   piece = PIECE_N
 
-  def sums(
-    self, step: Step, at: Rows, k: int, n: pl.Slice
-  ) -> Iterator[jax.Array]:
-    first, second = super().sums(step, at, k, n)
-    yield first + second
+  def each_sums(
+    self,
+    step: Step,
+    at: Rows,
+    k: int,
+    fn: Callable[[pl.Slice, tuple[jax.Array, ...]], None],
+  ) -> None:
+    def both(n: pl.Slice, sums: tuple[jax.Array, ...]) -> None:
+      first, second = sums
+      fn(n, (first + second,))
+
+    if scales.place(self.plan.problem) != "n":
+      super().each_sums(step, at, k, both)
+      return
+    tiles = self.tiles(step, at)
+    scaled = [scales.scale_lhs(tile, k) for tile in tiles]
+    for n in scales.pieces(self.plan):
+      sums = (
+        scales.product_of_blocks(tile, lhs, k, n)
+        for tile, lhs in zip(tiles, scaled, strict=True)
+      )
+      both(n, tuple(sums))
+
+  def complete(
+    self, step: Step, n: pl.Slice, sums: tuple[jax.Array, ...]
+  ) -> tuple[jax.Array, ...]:
+    return sums  # lhs has been scaled, and there is no bias
 
   def finish(
     self, step: Step, at: Rows, n: pl.Slice, sums: tuple[jax.Array, ...]
   ) -> None:
-    self.store(step, at, n, *sums)
+    self.put(step, at, n, *sums)
 
 
 class _Gated(_Pair):
@@ -221,7 +292,7 @@ class _Gated(_Pair):
     self, step: Step, at: Rows, n: pl.Slice, sums: tuple[jax.Array, ...]
   ) -> None:
     value = activations.apply(self.activation, *sums)
-    self.store(step, at, n, value)
+    self.put(step, at, n, value)
 
 
 class _WideGated(_Gated):
@@ -238,26 +309,26 @@ class _WideGated(_Gated):
   def width(self) -> int:
     return 2 * self.plan.problem.n
 
-  def sums(
-    self, step: Step, at: Rows, k: int, n: pl.Slice
-  ) -> Iterator[jax.Array]:
+  def tiles(self, step: Step, at: Rows) -> tuple[scales.Tile, ...]:
     lhs = step.lhs_slot, pl.ds(*at)
-    yield self.dot(lhs, (step.rhs_slot,), (k, n))
+    return (self.tile_at(lhs, (step.rhs_slot,), step),)
 
   def whole_k(self, step: Step, at: Rows) -> None:
-    def keep(n: pl.Slice) -> None:
-      (value,) = self.sums(step, at, self.plan.tile_k, n)
-      self.buf.acc[pl.ds(*at), n] = value
+    def keep(n: pl.Slice, sums: tuple[jax.Array, ...]) -> None:
+      self.buf.acc[pl.ds(*at), n] = sums[0]
 
-    self.each_columns(keep)
+    self.each_sums(step, at, self.plan.tile_k, keep)
     self.from_acc(step, at)
+
+  def rows_at(self, i: int, n: pl.Slice) -> tuple[tuple[int, ...], pl.Slice]:
+    return (), pl.ds(i * self.plan.problem.n + n.start, n.size)
 
   def from_acc(self, step: Step, at: Rows) -> None:
     size = self.plan.problem.n
     for n in launch.pieces(size, self.piece // 2):
       gate = self.buf.acc[pl.ds(*at), n]
       up = self.buf.acc[pl.ds(*at), pl.ds(size + n.start, n.size)]
-      self.finish(step, at, n, (gate, up))
+      self.finish(step, at, n, self.complete(step, n, (gate, up)))
 
 
 class _Split(_Pair):

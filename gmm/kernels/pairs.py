@@ -9,10 +9,10 @@ A step of such a kernel multiplies by a tile of each of two weights (see
 
 Gate and up of "gated" are the halves of one array [g, k, 2n] or [g, 2n, k]. A
 DMA takes a tile of each half, if the second half starts on a whole register:
-n is a multiple of 128 where it lies along lanes, of 32 where it does not. If it
-does not (704 for one, in [g, k, 1408]), the step takes all 2n columns as one
-tile, adds up both products in one accumulator [rows, 2n], and cuts that in two
-there: `is_wide`.
+n is a multiple of 128 where it lies along lanes, of 32 or 64 where it does not.
+(Scales and biases always have it in the lanes.) If it does not (704 for one, in
+[g, k, 1408]), the step takes all 2n columns as one tile, adds up both products
+in one accumulator [rows, 2n], and cuts that in two there: `is_wide`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import numpy as np
 
 from gmm.config import Problem
 from gmm.kernels.grid import LANES, round_up
-from gmm.kernels.plan import Plan
+from gmm.kernels.plan import Plan, sublanes
 
-# Rows of a packed tile of any format, and so where its copies may start.
+# Rows of a packed tile of formats of 8 bits or more, and so where its copies
+# may start.
 _ANY_ROWS = 32
 # A format of half the bytes.
 _HALF = {4: jnp.dtype(jnp.bfloat16), 2: jnp.dtype(jnp.int8)}
@@ -56,7 +57,9 @@ def sides(problem: Problem) -> Sides:
 
 def is_wide(problem: Problem) -> bool:
   """Whether gate and up can only be moved as one tile of 2n columns."""
-  unit = _ANY_ROWS if problem.transpose_rhs else LANES
+  unit = LANES
+  if problem.transpose_rhs and not (problem.scale_block or problem.has_bias):
+    unit = max(_ANY_ROWS, sublanes(problem.rhs_dtype))
   return problem.pair == "gated" and problem.n % unit > 0
 
 
