@@ -1,0 +1,252 @@
+"""Times the NT kernel against the explicit transpose, on one TPU.
+
+    ./bazelw run //tools:bench -- --gate 1.0 --out run.json
+    ./bazelw run //tools:bench -- --model all --against run.json
+
+Without a TPU, at toy size, with times that mean nothing, and compiling only:
+
+    ./bazelw run //tools:bench -- --backend interpret
+    ./bazelw run //tools:bench -- --compile_for v6e tpu7x
+
+The gradient of the activations, dlhs = dout @ rhs^T, by the kernel that reads
+the weight where it lies and by the forward kernel on a transposed copy of it:
+the kernel alone, the kernel of a shard with a group_offset, and a whole step
+through ops.gmm's VJP. First their results are compared with the float64 oracle
+and with each other, then they are timed in turn on the same operands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from gmm.kernels import chip as chips
+from testing import chip_at_hand
+from tools import (
+  bench_clock,
+  bench_compile,
+  bench_estimate,
+  bench_report,
+  bench_run,
+)
+from tools import bench_programs as programs
+from tools import bench_shapes as shapes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the tool; returns its exit status."""
+  arguments = _parser().parse_args(argv)
+  try:
+    if arguments.compile_for:
+      return _compile(arguments)
+    return _bench(arguments)
+  except (ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+    prog="bench",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  add = parser.add_argument
+  add("--model", help="of testing/workloads.py, or all; default gemma4-26b")
+  for name, what in (
+    ("m", "rows"),
+    ("k", "the weight's rows"),
+    ("n", "the weight's columns"),
+    ("g", "groups"),
+  ):
+    add(f"--{name}", type=int, help=f"{what}, for a shape of your own")
+  add(
+    "--group_sizes",
+    nargs="+",
+    default=[shapes.DEFAULT_SIZES],
+    help="equal, mean+-1, skew, zipf, or a file.npy of integers [g]",
+  )
+  add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+  add("--level", choices=shapes.LEVELS, nargs="+", default=shapes.LEVELS)
+  add(
+    "--peers",
+    nargs="*",
+    choices=programs.PEERS,
+    help="default: those that can be imported; none after a bare --peers",
+  )
+  add(
+    "--backend",
+    choices=("pallas", "interpret"),
+    default="pallas",
+    help="interpret runs anywhere, at toy size; its times mean nothing",
+  )
+  add("--chip", default=chips.DEFAULT, help="that interpreted kernels are for")
+  add("--expect_chip", help="fail where another one is attached")
+  add("--turns", type=_positive, default=20, help="of which the median counts")
+  add("--calls", type=_positive, default=4, help="in a turn of the wall clock")
+  add("--sets", type=_positive, default=2, help="of operands, by turns")
+  add("--clock", choices=bench_clock.CLOCKS, default="auto")
+  add("--estimate", choices=bench_estimate.SOURCES, default="auto")
+  add(
+    "--gate",
+    type=float,
+    help="fail where the explicit transpose takes less than this times NT",
+  )
+  add("--out", metavar="RUN.json", help="where to store the run")
+  add("--against", metavar="RUN.json", help="a stored run to compare with")
+  add(
+    "--compile_for",
+    nargs="+",
+    metavar="CHIP",
+    help="compile every program for these chips, and run nothing",
+  )
+  return parser
+
+
+def _positive(text: str) -> int:
+  if not text.isdigit() or int(text) < 1:
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+  return int(text)
+
+
+def _shapes(arguments: argparse.Namespace) -> tuple[shapes.Shape, ...]:
+  return shapes.chosen(
+    model=arguments.model,
+    own={name: getattr(arguments, name) for name in ("m", "k", "n", "g")},
+    patterns=arguments.group_sizes,
+    toy=arguments.backend == "interpret",
+  )
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+  wanted = _shapes(arguments)
+  failed = []
+  jax.config.update("jax_platforms", "cpu")  # looks for nothing else
+  for name in arguments.compile_for:
+    target = programs.Target(
+      backend="pallas", chip=chips.resolve(name).name, dtype=arguments.dtype
+    )
+    failed += bench_compile.compile_all(wanted, arguments.level, target, _say)
+  for line in failed:
+    print(f"error: {line}", file=sys.stderr)
+  return 1 if failed else 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+  wanted = _shapes(arguments)
+  stored = None
+  if arguments.against:
+    stored = bench_report.load(arguments.against)
+  target, device = _target(arguments)
+  header = _header(arguments, target, device)
+  if stored is not None:
+    bench_report.check_comparable(
+      stored,
+      chip=target.chip,
+      backend=target.backend,
+      wanted=[shape.key for shape in wanted],
+    )
+  if arguments.out:  # before minutes are spent on what goes there
+    bench_report.write(arguments.out, {**header, "rows": []})
+  print(f"{header['device']}, jax {header['jax']}, {arguments.dtype}")
+  if target.interpret:
+    print(f"NOTE: {bench_report.MEANINGLESS}")
+  names = arguments.peers
+  if names is None:
+    names = programs.importable_peers()
+  rows = []
+  with bench_estimate.estimator(arguments.estimate, target, _say) as estimator:
+    runner = bench_run.Runner(
+      target=target,
+      device=device,
+      method=bench_clock.Method(
+        clock=arguments.clock, turns=arguments.turns, calls=arguments.calls
+      ),
+      sets=arguments.sets,
+      peers=tuple(names),
+      estimator=estimator,
+      say=_say,
+    )
+    for i, shape in enumerate(wanted):
+      print(f"\n[{i + 1}/{len(wanted)}] {shape.key}", flush=True)
+      print(bench_report.heading())
+      for level in arguments.level:
+        for row in runner.rows(shape, level):
+          rows.append(row)
+          print(bench_report.line(row), flush=True)
+  return _conclude(arguments, {**header, "rows": rows}, stored)
+
+
+def _target(
+  arguments: argparse.Namespace,
+) -> tuple[programs.Target, jax.Device]:
+  if arguments.backend == "interpret":
+    jax.config.update("jax_platforms", "cpu")
+    name = chips.resolve(arguments.chip).name
+  else:
+    try:
+      name = chip_at_hand.find(arguments.expect_chip)
+    except chip_at_hand.NoTpuError as error:
+      raise ValueError(
+        f"{error}; `--backend interpret` runs the same program here at toy "
+        "size, with times that mean nothing"
+      ) from None
+  target = programs.Target(
+    backend=arguments.backend, chip=name, dtype=arguments.dtype
+  )
+  return target, jax.devices()[0]
+
+
+def _header(
+  arguments: argparse.Namespace, target: programs.Target, device: jax.Device
+) -> dict[str, Any]:
+  return {
+    "version": bench_report.VERSION,
+    "chip": target.chip,
+    "backend": target.backend,
+    "device": device.device_kind,
+    "times": bench_report.MEANINGLESS if target.interpret else "of the device",
+    "jax": jax.__version__,
+    "dtype": arguments.dtype,
+    "turns": arguments.turns,
+  }
+
+
+def _conclude(
+  arguments: argparse.Namespace, run: dict[str, Any], stored: Any
+) -> int:
+  rows = run["rows"]
+  counts = run["backend"] != "interpret"
+  print()
+  for (shape, level), speedup in bench_report.speedups(rows).items():
+    print(f"transpose / nt {speedup:8.3f}  {shape} {level}")
+  if stored is not None:
+    print()
+    for line in bench_report.comparison(rows, stored):
+      print(line)
+  if arguments.out:
+    print(f"\nwrote {bench_report.write(arguments.out, run)}")
+  failed = bench_report.failures(rows, arguments.gate, times_count=counts)
+  for line in failed:
+    print(f"FAIL: {line}")
+  if not counts:
+    print(f"NOTE: {bench_report.MEANINGLESS}; only the results were judged")
+  print("FAIL" if failed else "PASS")
+  return 1 if failed else 0
+
+
+def _say(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+  # A second libtpu compiles beside the one that holds the chip.
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  with contextlib.suppress(BrokenPipeError):
+    sys.exit(main())
