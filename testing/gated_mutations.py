@@ -13,8 +13,8 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="up_read_where_gate_is",
     file="kernels/gated_memory.py",
-    old="    start = n.start + size\n",
-    new="    start = n.start\n",
+    old="    start = old.start + size\n",
+    new="    start = old.start\n",
     cases=("gated:aligned-ragged-middle-nan",),
   ),
   Mutation(
@@ -41,8 +41,8 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="half_of_a_sum",
     file="kernels/gated_kernel.py",
-    old="    yield first + second\n",
-    new="    yield first\n",
+    old="      fn(n, (first + second,))\n",
+    new="      fn(n, (first,))\n",
     cases=("gated:split_k_tiles-ragged-middle-nan",),
   ),
   Mutation(
