@@ -185,7 +185,10 @@ def _expected_split(
     )
     parts.append(oracle.gmm_vjp(one.lhs, weight, sizes, dout, **own))
     magnitudes.append(oracle.gmm_vjp(lhs, size, sizes, _abs(dout), **own_size))
-    of_weight = [("drhs", "", one.lhs, inputs.gradient_dtype(case.case, "rhs"))]
+    of_weight = []
+    if case.case.has_drhs:
+      dtype = inputs.gradient_dtype(case.case, "rhs")
+      of_weight.append(("drhs", "", one.lhs, dtype))
     if case.case.bias:
       of_weight.append(("drhs_bias", "_bias", dout, x.biases[i].dtype))
     for field, suffix, other, dtype in of_weight:
@@ -276,8 +279,9 @@ def _products(
   rows = tolerance.rows_of_groups(case.case)
   of = {
     "dlhs": (_terms(case, sum(case.columns)), weight.dtype, "lhs"),
-    "drhs": (rows[:, None, None], one.lhs.dtype, "rhs"),
   }
+  if case.case.has_drhs:
+    of["drhs"] = (rows[:, None, None], one.lhs.dtype, "rhs")
   if case.case.bias:
     of["drhs_bias"] = (rows[:, None], kept, "bias")
   found = {}

@@ -401,8 +401,15 @@ def copy_package(folder: pathlib.Path) -> pathlib.Path:
   return package
 
 
-def catches(folder: pathlib.Path, cases: tuple[str, ...]) -> tuple[bool, str]:
+def catches(
+  folder: pathlib.Path, cases: tuple[str, ...], timeout_s: int = _TIMEOUT_S
+) -> tuple[bool, str]:
   """Runs cases (see `Mutation`) with the package `gmm` in a folder.
+
+  Args:
+    folder: that holds `gmm`.
+    cases: to run, one after the other.
+    timeout_s: seconds for all of them; more is a failure, too.
 
   Returns:
     Whether one failed, and what the process printed.
@@ -426,11 +433,11 @@ def catches(folder: pathlib.Path, cases: tuple[str, ...]) -> tuple[bool, str]:
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,
-      timeout=_TIMEOUT_S,
+      timeout=timeout_s,
       check=False,
     )
   except subprocess.TimeoutExpired:
-    return True, f"did not end within {_TIMEOUT_S} s"
+    return True, f"did not end within {timeout_s} s"
   if done.returncode not in (_PASSED, _CAUGHT):
     raise RuntimeError(f"exit status {done.returncode}:\n{done.stdout}")
   return done.returncode == _CAUGHT, done.stdout

@@ -14,7 +14,7 @@ def test_there_are_enough():
 def test_the_kernels_as_they_are_pass(tmp_path):
   mutations.copy_package(tmp_path)
   cases = {case: None for m in mutations.MUTATIONS for case in m.cases}
-  caught, output = mutations.catches(tmp_path, tuple(cases))
+  caught, output = mutations.catches(tmp_path, tuple(cases), 600)
   assert not caught, output
 
 
