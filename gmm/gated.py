@@ -116,7 +116,12 @@ def gmm_gated(
     *operands, preferred_element_type=preferred_element_type, **options
   )
   meshes.check_whole(
-    problem, lhs=lhs, rhs_gate_up=rhs_gate_up, group_sizes=group_sizes
+    problem,
+    lhs=lhs,
+    rhs_gate_up=rhs_gate_up,
+    group_sizes=group_sizes,
+    rhs_scale=rhs_scale,
+    rhs_bias=rhs_bias,
   )
   whole = gated_checks.whole_problem(
     *operands, preferred_element_type=_kept_dtype(problem.out_dtype), **options

@@ -106,7 +106,7 @@ def _summed_axis(problem: Problem, name: str, rank: int) -> int | None:
   if name == "lhs":
     return 1
   if rank == 3:  # a weight, or its scale
-    return 2 if problem.transpose_rhs and name != "rhs_scale" else 1
+    return 2 if problem.transpose_rhs and not name.endswith("_scale") else 1
   return None
 
 

@@ -85,6 +85,20 @@ def test_sharded_operands_are_refused(call, placed, said):
     jax.eval_shape(CALLS[call], *args)
 
 
+def test_a_sharded_bias_is_refused():
+  x, weight, sizes = operands()
+  bias = put(jnp.zeros((G, N), jnp.float32), None, "x")
+  with pytest.raises(NotImplementedError, match="`rhs_bias` is sharded"):
+    ops.gmm_gated(put(x), put(weight), sizes, rhs_bias=bias)
+  with pytest.raises(NotImplementedError, match="`rhs_up_bias` is sharded"):
+    ops.split_gmm(
+      *map(put, (x, weight, weight)),
+      sizes,
+      rhs_gate_bias=put(np.zeros((G, N), np.float32)),
+      rhs_up_bias=bias,
+    )
+
+
 def test_tgmm_of_sharded_rows_is_refused():
   x, _, sizes = operands()
   said = r"`dout` .*splits m.*psum\(..., 'x'\)"

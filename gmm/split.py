@@ -104,6 +104,10 @@ def split_gmm(
     rhs_gate=rhs[0],
     rhs_up=rhs[1],
     group_sizes=group_sizes,
+    rhs_gate_scale=scale[0],
+    rhs_up_scale=scale[1],
+    rhs_gate_bias=rhs_gate_bias,
+    rhs_up_bias=rhs_up_bias,
   )
   plan = _Pair(one=ops._plan(gate, config, precision), columns=(gate.n, up.n))
   x = _Arrays(
