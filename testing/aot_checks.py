@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from gmm import aot, checks, config
 from gmm.kernels import chip as chips
+from gmm.kernels import plan as planned
 from gmm.kernels import tiling, vmem
 from gmm.kernels.grid import cdiv
 from testing.aot_cases import AotCase
@@ -104,10 +105,14 @@ def check(case: AotCase, found: aot.Compiled) -> None:
       f"the MXU is busy for {full.mxu_busy:.1%} of a full product",
     )
   if case.mode == "nt":
-    on_xlu = sum(arm.xlu_transposes for arm in schedule.arms)
+    # Where a short end pays, the weight streams past its rows, and what is
+    # transposed is their result.
+    short = case.chip in planned.SHORT_NT_ENDS
+    pushing = [arm for arm in working if not short or arm.rows >= depth]
+    on_xlu = sum(arm.xlu_transposes for arm in pushing)
     _expect(on_xlu == 0, case, f"{on_xlu} transposes on the XLU")
     _expect(
-      all(arm.transposing_pushes == arm.matpushes for arm in working),
+      all(arm.transposing_pushes == arm.matpushes for arm in pushing),
       case,
       "weights are pushed that the MXU does not transpose",
     )
