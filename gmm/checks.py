@@ -16,9 +16,8 @@ import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from gmm import check_pieces, weight_checks
+from gmm import check_pieces, operand_checks, weight_checks
 from gmm import config as config_lib
-from gmm import precision as precision_lib
 
 Problem = config_lib.Problem
 
@@ -36,6 +35,7 @@ def gmm_problem(
   existing_out: Any = None,
   rhs_scale: Any = None,
   rhs_bias: Any = None,
+  lhs_scale: Any = None,
   backward: bool = False,
   precision: Any = None,
 ) -> Problem:
@@ -51,6 +51,7 @@ def gmm_problem(
     existing_out: None, or [m, n] in the result's dtype.
     rhs_scale: None, or [g, k_blocks, n], k_blocks divides k.
     rhs_bias: None, or [g, n].
+    lhs_scale: None, or [1, 1] or [m, 1] for a quantised lhs.
     backward: a bool: `rhs_scale` is [g, n_blocks, k] instead, and an int32
       `rhs` is packed along n.
     precision: None, a `lax.Precision`, its string, or a pair of equal ones.
@@ -98,14 +99,22 @@ def gmm_problem(
   g_total = _check_groups(
     group_sizes, group_offset, g, f"`rhs` {names} = {list(rhs.shape)}"
   )
-  formats = _formats(lhs_dtype, rhs_dtype, preferred_element_type, precision)
+  formats = operand_checks.formats(
+    (lhs_dtype, rhs_dtype),
+    preferred_element_type,
+    precision,
+    is_scaled=not (lhs_scale is None and rhs_scale is None),
+  )
   if existing_out is not None:
     _check_existing(existing_out, (m, n), formats["out_dtype"])
   if rhs_bias is not None:
     weight_checks.check_bias(rhs_bias, (g, n), formats["out_dtype"])
   if rhs_scale is not None:
-    weight_checks.check_scale_formats(rhs_scale, lhs_dtype, rhs_dtype)
+    weight_checks.check_scale_formats(rhs_scale, rhs_dtype)
     formats |= weight_checks.scale_fields(rhs_scale, (g, k, n), backward)
+    formats |= operand_checks.scaled_formats(formats, lhs_dtype, k)
+  if lhs_scale is not None:
+    formats |= operand_checks.row_scale_fields(lhs_scale, lhs_dtype, m)
   return Problem(
     kind="gmm",
     m=m,
@@ -178,7 +187,9 @@ def tgmm_problem(
     lhs_dtype=lhs_dtype,
     rhs_dtype=dout_dtype,
     transpose_out=bool(transpose_out),
-    **_formats(lhs_dtype, dout_dtype, preferred_element_type, precision),
+    **operand_checks.formats(
+      (lhs_dtype, dout_dtype), preferred_element_type, precision
+    ),
   )
 
 
@@ -287,34 +298,6 @@ def check_interpret(interpret: Any) -> None:
 # ---- pieces
 
 
-def _formats(
-  lhs: np.dtype, rhs: np.dtype, preferred: Any, precision: Any
-) -> dict[str, Any]:
-  """The fields of a Problem that follow from dtypes and precision."""
-  acc = config_lib.acc_dtype(lhs, rhs)
-  compute = config_lib.compute_dtype(lhs, rhs)
-  out = config_lib.default_result_dtype(lhs, rhs)
-  if preferred is not None:
-    out = _preferred_dtype(preferred, acc)
-  wanted = precision_lib.canonical(precision)
-  if compute == jnp.float32:
-    wanted = precision_lib.ambient() if wanted is None else wanted
-  elif wanted not in (None, lax.Precision.DEFAULT):
-    raise ValueError(
-      f"`precision` is {wanted.name} but the operands are {lhs} and {rhs}: it "
-      "has a meaning for float32 only; pass None, or float32 operands"
-    )
-  else:
-    # Said rather than left to the ambient default, which is for float32.
-    wanted = lax.Precision.DEFAULT
-  return {
-    "acc_dtype": acc,
-    "compute_dtype": compute,
-    "out_dtype": out,
-    "precision": wanted,
-  }
-
-
 def operand_dtype(name: str, x: Any) -> np.dtype:
   """An operand's dtype; raises unless it is one of `config.DTYPES`."""
   row = config_lib.DTYPES.get(
@@ -329,21 +312,6 @@ def operand_dtype(name: str, x: Any) -> np.dtype:
       "gmm with its `rhs_scale`; use int8, float8 or bfloat16"
     )
   return jnp.dtype(row.name)
-
-
-def _preferred_dtype(preferred: Any, acc: np.dtype) -> np.dtype:
-  known = config_lib.result_dtypes(acc)
-  try:
-    dtype = jnp.dtype(preferred)
-  except TypeError:
-    dtype = None
-  if dtype is None or dtype.name not in known:
-    got = preferred if dtype is None else dtype
-    raise TypeError(
-      f"`preferred_element_type` is {got} for a sum in {acc}; "
-      f"want one of {check_pieces.names_of(known)}"
-    )
-  return dtype
 
 
 def _is_integer(dtype: Any) -> bool:

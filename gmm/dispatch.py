@@ -109,8 +109,8 @@ def run(static: Product, operands: tuple[jax.Array, ...]) -> jax.Array:
   Args:
     static: from `product`.
     operands: lhs, rhs or dout, canonical sizes, canonical offset and, each if
-      the problem has one, rhs_scale, rhs_bias and existing_out. Of a pair
-      `PairOperands.flat`.
+      the problem has one, rhs_scale, lhs_scale, rhs_bias and existing_out. Of
+      a pair `PairOperands.flat`.
 
   Returns:
     The result, of `problem.out_shape` and `problem.out_dtype`; two of them, if
@@ -202,6 +202,7 @@ def _extras(
     name: next(left) if there else None
     for name, there in (
       ("rhs_scale", problem.scale_block),
+      ("lhs_scale", problem.lhs_scales),
       ("rhs_bias", problem.has_bias),
       ("existing_out", problem.has_existing),
     )

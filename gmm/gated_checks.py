@@ -77,6 +77,7 @@ def gated_problem(
       f"`rhs_gate_up` is {names} = {list(rhs_gate_up.shape)}: {whole.n} "
       "columns; want an even number, n of gate and n of up"
     )
+  _check_float(whole, "`rhs_gate_up`")
   if whole.acc_dtype != np.float32:
     raise NotImplementedError(
       f"`lhs` is {whole.lhs_dtype} and `rhs_gate_up` is {whole.rhs_dtype}: an "
@@ -151,6 +152,7 @@ def split_problems(
         checks.gmm_problem(lhs, weight, group_sizes, **more, **options)
       )
   gate, up = found
+  _check_float(gate, "`rhs_gate`")
   if (gate.rhs_dtype, gate.packed_axis) != (up.rhs_dtype, up.packed_axis):
     raise TypeError(
       f"`rhs_gate` is {rhs[0].dtype} and `rhs_up` is {rhs[1].dtype}; want "
@@ -173,6 +175,16 @@ def split_problems(
       f"{blocks[1]}; want the same"
     )
   return gate, up
+
+
+def _check_float(problem: Problem, weight: str) -> None:
+  """Refuses integers times a weight with scales, in pairs."""
+  lhs = problem.lhs_dtype
+  if problem.scale_block and lhs.kind == "i":
+    raise NotImplementedError(
+      f"`lhs` is {lhs} and {weight} has scales: two products of integers are "
+      "not scaled; pass a float `lhs`, or use `ops.gmm`"
+    )
 
 
 def _check_both(what: str, two: tuple[Any, Any]) -> None:

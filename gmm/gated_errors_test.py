@@ -91,6 +91,11 @@ GATED = {
     ValueError,
     ("`rhs_scale`", "[3, 2, 24]", "2n = 48"),
   ),
+  "scale_of_integers": (
+    QUANTISED | {"lhs": like((M, K), jnp.int8), "rhs_scale": SCALE},
+    NotImplementedError,
+    ("`lhs` is int8", "`rhs_gate_up`", "ops.gmm"),
+  ),
   "scale_of_floats": (
     {"rhs_scale": SCALE},
     TypeError,
@@ -135,6 +140,13 @@ SPLIT = {
     {"rhs_up": like((G, K, N), jnp.bfloat16)},
     TypeError,
     ("`rhs_gate` is float32", "`rhs_up` is bfloat16"),
+  ),
+  "scale_of_integers": (
+    HALVES
+    | {"lhs": like((M, K), jnp.int8)}
+    | {"rhs_gate_scale": HALF_SCALE, "rhs_up_scale": HALF_SCALE},
+    NotImplementedError,
+    ("`lhs` is int8", "`rhs_gate`", "ops.gmm"),
   ),
   "one_scale": (
     HALVES | {"rhs_gate_scale": HALF_SCALE},

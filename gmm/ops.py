@@ -52,6 +52,7 @@ def gmm(
   existing_out: jax.Array | None = None,
   rhs_scale: jax.Array | None = None,
   rhs_bias: jax.Array | None = None,
+  lhs_scale: jax.Array | None = None,
   precision: Any = None,
   config: Config | None = None,
 ) -> jax.Array:
@@ -60,9 +61,9 @@ def gmm(
     out[i] = lhs[i] @ rhs[group(i) - group_offset]    rows of local groups
     out[i] = 0                                        every other row
 
-  where `rhs` is scaled by `rhs_scale`; `rhs_bias` is added to rows of local
-  groups, and `existing_out` to all rows. Sums are in float32 (int32 for
-  integers) and rounded once.
+  where `rhs` is scaled by `rhs_scale` and `lhs` by `lhs_scale`; `rhs_bias` is
+  added to rows of local groups, and `existing_out` to all rows. Sums are in
+  float32 (int32 for integers) and rounded once.
 
   Differentiable in lhs, rhs, rhs_bias and existing_out: dlhs has lhs's dtype
   and drhs rhs's, whatever the result's is; integer operands have no gradient.
@@ -83,7 +84,8 @@ def gmm(
       is local.
     transpose_rhs: whether `rhs` is [g, n, k]; it is read as it lies.
     preferred_element_type: the result's dtype. By default lhs's for 16- and
-      32-bit floats, int32 for integers, bfloat16 for float8.
+      32-bit floats, bfloat16 for float8, int32 for integers without scales and
+      bfloat16 with some.
     existing_out: [m, n] in the result's dtype, added to the product.
     rhs_scale: [g, k_blocks, n] float32 or bfloat16, for a quantised `rhs`: the
       weight in use is `rhs` times the scale of its block of k. k_blocks divides
@@ -91,6 +93,11 @@ def gmm(
       It has no gradient: one that is asked for is refused, and so is that of a
       float8 or 4-bit `rhs`.
     rhs_bias: [g, n] float, added to rows of local groups before the rounding.
+    lhs_scale: [1, 1] or [m, 1] float32 or bfloat16, for an int8 or float8
+      `lhs`: what is multiplied is `lhs` times the scale of all or of its row.
+      It has no gradient, and nor has a float8 `lhs` that comes with it: one
+      that is asked for is refused. For the gradient of `rhs` the cotangent
+      takes the scale, and is rounded to its own dtype.
     precision: for float32 operands: a `jax.lax.Precision` or its name, used for
       the gradients too. None is jax's default.
     config: how to compute; `Config()` by default.
@@ -116,13 +123,15 @@ def gmm(
     existing_out=existing_out,
     rhs_scale=rhs_scale,
     rhs_bias=rhs_bias,
+    lhs_scale=lhs_scale,
     precision=precision,
   )
   plan = _plan(problem, config, precision)
   x = Operands(
-    lhs=lhs,
+    lhs=quantized.lhs_without_gradient(problem, lhs),
     rhs=quantized.without_gradient(problem, rhs),
     rhs_scale=quantized.scale_without_gradient(rhs_scale),
+    lhs_scale=quantized.scale_without_gradient(lhs_scale, "lhs_scale"),
     rhs_bias=rhs_bias,
     existing_out=existing_out,
   )

@@ -36,6 +36,8 @@ class Problem:
     scale_axis: "k" or "n". The scale is [g, k blocks, n], or [g, n blocks, k]
       as in dlhs, where the call's k and n are the forward product's n and k.
     scale_dtype: dtype of the scale; None for none.
+    lhs_scales: gmm only, how many float32 scales lhs comes with: 0 for none, 1
+      for all of it, m for one of each row.
     has_bias: gmm only, a bias [g, n] is added to rows of local groups.
     packed_axis: gmm only, "k" or "n" for int4 weights of which an int32 holds
       eight along that axis, the first one in the low bits; "" for others.
@@ -63,6 +65,7 @@ class Problem:
   scale_block: int = 0
   scale_axis: str = "k"
   scale_dtype: np.dtype | None = None
+  lhs_scales: int = 0
   has_bias: bool = False
   packed_axis: str = ""
   pair: str | None = None

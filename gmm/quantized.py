@@ -82,24 +82,36 @@ def without_gradient(problem: Problem, rhs: Any, name: str = "rhs") -> Any:
   is_integer = config_lib.DTYPES[problem.rhs_dtype].kind == "int"
   if is_integer or has_gradient(problem):
     return rhs
+  return _quantized_without_gradient(rhs, name, problem.rhs_dtype)
+
+
+def lhs_without_gradient(problem: Problem, lhs: Any) -> Any:
+  """`lhs`, which refuses its gradient if it is a float with scales."""
+  is_integer = config_lib.DTYPES[problem.lhs_dtype].kind == "int"
+  if is_integer or not problem.lhs_scales:
+    return lhs
+  return _quantized_without_gradient(lhs, "lhs", problem.lhs_dtype)
+
+
+def _quantized_without_gradient(x: Any, name: str, dtype: Any) -> jax.Array:
   message = (
-    f"the gradient of `{name}` is wanted, but `{name}` is {problem.rhs_dtype} "
+    f"the gradient of `{name}` is wanted, but `{name}` is {dtype} "
     "that has been quantised; differentiate with respect to the other "
     f"operands, or pass `jax.lax.stop_gradient({name})`"
   )
-  return _refuse((TypeError, message), jnp.asarray(rhs))
+  return _refuse((TypeError, message), jnp.asarray(x))
 
 
-def scale_without_gradient(rhs_scale: Any, name: str = "rhs_scale") -> Any:
-  """`rhs_scale`, which refuses its gradient."""
-  if rhs_scale is None:
+def scale_without_gradient(scale: Any, name: str = "rhs_scale") -> Any:
+  """A scale, or None; it refuses its gradient."""
+  if scale is None:
     return None
   message = (
     f"the gradient of `{name}` is wanted, which is not supported; "
     "differentiate with respect to the other operands, or pass "
     f"`jax.lax.stop_gradient({name})`"
   )
-  return _refuse((NotImplementedError, message), jnp.asarray(rhs_scale))
+  return _refuse((NotImplementedError, message), jnp.asarray(scale))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -74,6 +74,30 @@ def test_a_scale_has_no_gradient():
   assert not np.any(dscale)
 
 
+def loss_of_scaled(lhs, rhs, by_row):
+  out = ops.gmm(lhs, rhs, SIZES, lhs_scale=by_row, config=CONFIG)
+  return jnp.sum(out**2)
+
+
+def test_an_lhs_with_scales_and_those_have_no_gradient():
+  lhs, rhs = draw(M, K, dtype="float8_e5m2"), draw(G, K, N, seed=1)
+  by_row = np.abs(draw(M, 1, seed=4))
+  with pytest.raises(TypeError, match="gradient of `lhs`.*float8_e5m2"):
+    jax.grad(loss_of_scaled)(lhs, rhs, by_row)
+  with pytest.raises(NotImplementedError, match="gradient of `lhs_scale`"):
+    jax.grad(loss_of_scaled, 2)(lhs, rhs, by_row)
+
+
+@pytest.mark.parametrize("rows", [1, M])
+def test_a_weight_times_an_lhs_with_scales_has_one(rows):
+  lhs, rhs = draw(M, K, dtype="int8"), draw(G, K, N, seed=1)
+  by_row = np.abs(draw(rows, 1, seed=4))
+  got = jax.grad(loss_of_scaled, 1)(lhs, rhs, by_row)
+  wide = lhs.astype(np.float32) * by_row
+  want = jax.grad(loss_of_scaled, 1)(wide, rhs, None)
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-2)
+
+
 def test_integers_have_none():
   _, drhs = jax.grad(loss, (0, 1), allow_int=True)(
     LHS, rhs_of("int4"), SCALE, BIAS

@@ -48,6 +48,7 @@ class Plan:
     "sizes",
     "offset",
     "rhs_scale",
+    "lhs_scale",
     "rhs_bias",
     "existing_out",
   ],
@@ -62,6 +63,7 @@ class Operands:
   sizes: Any = None
   offset: Any = None
   rhs_scale: Any = None
+  lhs_scale: Any = None
   rhs_bias: Any = None
   existing_out: Any = None
 
@@ -89,13 +91,14 @@ def _gmm_bwd(plan: Plan, x: Operands, dout: jax.Array) -> tuple[Operands]:
   if dout.dtype == jax.dtypes.float0:
     return (Operands(lhs=None, rhs=None),)
   dlhs = drhs = dbias = None
-  bias, x = x.rhs_bias, dataclasses.replace(x, rhs_bias=None)
-  if _has_gradient(p.lhs_dtype):
+  bias, by_row = x.rhs_bias, x.lhs_scale
+  x = dataclasses.replace(x, rhs_bias=None, lhs_scale=None)
+  if _has_gradient(p.lhs_dtype) and by_row is None:
     dlhs = _gmm_dlhs(plan, x, dout)
   if quantized.has_gradient(p):
     drhs = _product(
       plan,
-      dataclasses.replace(x, rhs=dout),
+      dataclasses.replace(x, rhs=_scaled(dout, by_row)),
       num_groups=p.g,
       transpose_out=p.transpose_rhs,
       preferred_element_type=p.rhs_dtype,
@@ -107,6 +110,13 @@ def _gmm_bwd(plan: Plan, x: Operands, dout: jax.Array) -> tuple[Operands]:
 
 
 _gmm.defvjp(_gmm_fwd, _gmm_bwd)
+
+
+def _scaled(dout: jax.Array, by_row: jax.Array | None) -> jax.Array:
+  """The cotangent of the product of lhs as it is stored."""
+  if by_row is None:
+    return dout
+  return (dout.astype(jnp.float32) * by_row).astype(dout.dtype)
 
 
 def _gmm_dlhs(plan: Plan, x: Operands, dout: jax.Array) -> jax.Array:

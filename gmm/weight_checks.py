@@ -34,7 +34,7 @@ def check_bias(bias: Any, shape: tuple[int, int], out: np.dtype) -> None:
     )
 
 
-def check_scale_formats(scale: Any, lhs: np.dtype, rhs: np.dtype) -> None:
+def check_scale_formats(scale: Any, rhs: np.dtype) -> None:
   """Checks the dtypes of rhs_scale and of what it scales."""
   check_pieces.shape_of("rhs_scale", scale, "[g, k_blocks, n]")
   if (
@@ -49,11 +49,6 @@ def check_scale_formats(scale: Any, lhs: np.dtype, rhs: np.dtype) -> None:
     raise TypeError(
       f"`rhs_scale` is given but `rhs` is {rhs}, which is not quantised; want "
       f"one of {check_pieces.names_of(config_lib.QUANTIZED)}, or rhs_scale=None"
-    )
-  if config_lib.DTYPES[lhs].kind == "int":
-    raise NotImplementedError(
-      f"`lhs` is {lhs} and `rhs_scale` is given: only a product of floats and "
-      "a quantised weight is supported; pass a float `lhs`"
     )
 
 

@@ -52,6 +52,7 @@ def gmm(
   offset: jax.Array,
   *,
   rhs_scale: jax.Array | None = None,
+  lhs_scale: jax.Array | None = None,
   rhs_bias: jax.Array | None = None,
   existing_out: jax.Array | None = None,
   problem: Problem,
@@ -64,6 +65,7 @@ def gmm(
     sizes: canonical group sizes, int32 [g_total].
     offset: canonical offset of the first local group, int32 [1].
     rhs_scale: None, or the weight's scale, as `problem.scale_shape` says.
+    lhs_scale: None, or [1, 1] or [m, 1].
     rhs_bias: None, or [g, n], added to rows of local groups.
     existing_out: None, or [m, n], added before the one rounding.
     problem: what `checks.gmm_problem` made of the call.
@@ -75,7 +77,7 @@ def gmm(
   out = existing_out
   if out is None:
     out = jnp.zeros(p.out_shape, p.out_dtype)
-  more = [x for x in (rhs_scale, rhs_bias) if x is not None]
+  more = [x for x in (rhs_scale, lhs_scale, rhs_bias) if x is not None]
   out = varying.vary_like(out, lhs, rhs, sizes, offset, *more)
   if p.is_empty:
     return out
@@ -131,6 +133,8 @@ def gmm(
       at, mask = _window(row, rows[1], block, p.m)
       x = _slice(lhs, (at, zero), (block, p.k))
       y = _dot(x, weight, dims, p)
+      if lhs_scale is not None:
+        y = y.astype(jnp.float32) * _scale_of_rows(lhs_scale, at, block)
       if rhs_bias is not None:
         y = y.astype(wide) + bias
       old = lax.dynamic_slice(out, (at, first), (block, width))
@@ -165,6 +169,13 @@ def _scale_of_panel(
   blocks = (first + lax.iota(jnp.int32, width)) // problem.scale_block
   own = jnp.take(own, blocks, axis=0)  # [width, k]
   return own if problem.transpose_rhs else own.T
+
+
+def _scale_of_rows(scale: jax.Array, row: jax.Array, rows: int) -> jax.Array:
+  """The scales of some rows of lhs, float32 [rows, 1] or [1, 1]."""
+  if scale.shape[0] > 1:
+    scale = lax.dynamic_slice_in_dim(scale, row, rows)
+  return scale.astype(jnp.float32)
 
 
 def _gmm_of_one(
@@ -358,13 +369,13 @@ def _dot(
   problem: Problem,
 ) -> jax.Array:
   """The dot of one visit: operands widened here, block by block."""
-  compute = problem.compute_dtype
+  compute, acc = problem.compute_dtype, problem.acc_dtype
   if problem.scale_block:
-    compute = jnp.float32  # as the weight is, with its scale in it
+    compute = acc = jnp.float32  # as the weight is, with its scale in it
   return lax.dot_general(
     x.astype(compute),
     y.astype(compute),
     dims,
     precision=problem.precision,
-    preferred_element_type=problem.acc_dtype,
+    preferred_element_type=acc,
   )

@@ -6,6 +6,7 @@ gradients, and every backend is compared with it. It never imports jax.
     out[r] = lhs[r] @ rhs[group(r) - group_offset]    rows of local groups
     out[r] = 0                                        every other row
 
+where `lhs` is what `lhs_scale` or a quantisation (quantizing.py) makes of it;
 then `rhs_bias` of the row's group is added to rows of local groups, and
 `existing_out` to all rows. Rows belong to groups in order: the first
 `group_sizes[0]` rows to group 0, and so on. Counts that misbehave mean what
@@ -26,6 +27,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from reference import quantizing
+
+# Columns of lhs that share a scale where no block of the weight says how many.
+LHS_BLOCK = 4096
 
 
 class Gradients(NamedTuple):
@@ -70,6 +76,8 @@ def gmm(
   existing_out: ArrayLike | None = None,
   rhs_scale: ArrayLike | None = None,
   rhs_bias: ArrayLike | None = None,
+  lhs_scale: ArrayLike | None = None,
+  lhs_quantization: str | None = None,
 ) -> np.ndarray:
   """Multiplies each group of rows by that group's matrix.
 
@@ -84,11 +92,15 @@ def gmm(
       `rhs[i, j, c] * rhs_scale[i, j // (k / k_blocks), c]`, the indices those
       of [g, k, n] in both weight layouts.
     rhs_bias: [g, n].
+    lhs_scale: [1, 1] or [m, 1]: what is multiplied is `lhs * lhs_scale`.
+    lhs_quantization: None, or a key of `quantizing.FORMATS`, to which each row
+      of `lhs` is quantised, by blocks along k: those of `rhs_scale`, or of
+      `LHS_BLOCK`.
 
   Returns:
     [m, n] float64.
   """
-  lhs = _float64(lhs)
+  lhs = lhs_in_use(lhs, lhs_scale, lhs_quantization, rhs_scale)
   weights = _weights(rhs, rhs_scale, transpose_rhs)
   m, g, n = lhs.shape[0], weights.shape[0], weights.shape[2]
   out = np.zeros((m, n))
@@ -144,12 +156,15 @@ def gmm_vjp(
   existing_out: ArrayLike | None = None,
   rhs_scale: ArrayLike | None = None,
   rhs_bias: ArrayLike | None = None,
+  lhs_scale: ArrayLike | None = None,
 ) -> Gradients:
   """Pulls `dout` [m, n] back through `gmm`.
 
       dlhs[r] = dout[r] @ weight[group(r)].T    rows of local groups, else 0
       drhs[i] = lhs_i.T @ dout_i                in the layout of `rhs`
       dexisting_out = dout                      every row
+
+  An `lhs` that is quantised on the way is taken as it was before.
 
   Args:
     lhs: As in `gmm`.
@@ -161,6 +176,7 @@ def gmm_vjp(
     existing_out: As in `gmm`; only whether it is given matters.
     rhs_scale: As in `gmm`. `drhs` is the gradient of `rhs` before the scale.
     rhs_bias: As in `gmm`; only whether it is given matters.
+    lhs_scale: As in `gmm`. `dlhs` is the gradient of `lhs` times the scale.
 
   Returns:
     Gradients in float64, each in the shape of its operand.
@@ -174,6 +190,7 @@ def gmm_vjp(
     group_offset=group_offset,
   )
   local = {"num_groups": g, "group_offset": group_offset}
+  lhs = lhs_in_use(lhs, lhs_scale)
   drhs = tgmm(lhs, dout, group_sizes, **local)  # [g, k, n]
   dscale = None
   if rhs_scale is not None:
@@ -193,6 +210,31 @@ def gmm_vjp(
     drhs_scale=dscale,
     drhs_bias=dbias,
   )
+
+
+def lhs_in_use(
+  lhs: ArrayLike,
+  lhs_scale: ArrayLike | None = None,
+  lhs_quantization: str | None = None,
+  rhs_scale: ArrayLike | None = None,
+) -> np.ndarray:
+  """What `gmm` multiplies, [m, k]; arguments as there."""
+  if lhs_quantization is not None:
+    block = lhs_block(np.shape(lhs)[1], rhs_scale)
+    value, scale = quantizing.quantize(
+      lhs, lhs_quantization, axis=1, block=block
+    )
+    with np.errstate(invalid="ignore"):
+      return value * scale
+  if lhs_scale is not None:
+    return _float64(lhs) * _float64(lhs_scale)
+  return _float64(lhs)
+
+
+def lhs_block(k: int, rhs_scale: ArrayLike | None) -> int:
+  """How many columns of `lhs` share a scale."""
+  blocks = 1 if rhs_scale is None else np.shape(rhs_scale)[1]
+  return k // blocks if blocks > 1 else LHS_BLOCK
 
 
 def _weights(

@@ -77,10 +77,16 @@ QUANTIZED_DTYPES: Mapping[str, Dtypes] = {
   "e4m3_i4": Dtypes(lhs="float8_e4m3fn", rhs="int4", out="float32"),
 }
 
+# What only an lhs with scales has.
+_LHS_DTYPES: Mapping[str, Dtypes] = {
+  "i8_bf16": Dtypes(lhs="int8", rhs="bfloat16"),
+}
+
 DTYPES: Mapping[str, Dtypes] = {
   **MAIN_DTYPES,
   **MORE_DTYPES,
   **QUANTIZED_DTYPES,
+  **_LHS_DTYPES,
 }
 
 # Values of a quantised weight's scales, and of what is multiplied by it.
@@ -113,6 +119,8 @@ class Case:
     packed: whether an int32 holds eight values of rhs (int4) along k.
     values: one of `VALUES`.
     bias: whether rhs_bias is given.
+    lhs_scale: "row" or "tensor" where lhs_scale is given, else "".
+    lhs_quantization: the format that lhs is quantised to, or None.
     tiling: (tile_m, tile_k, tile_n) in the weight's terms, or None.
     chip: what interpreted kernels are planned for; a TPU runs its own plan.
     poison: what fills everything that must not be read: "nan", "inf" or
@@ -135,6 +143,8 @@ class Case:
   packed: bool = False
   values: str = "plain"
   bias: bool = False
+  lhs_scale: str = ""
+  lhs_quantization: str | None = None
   tiling: Tiling | None = None
   chip: str = "v6e"
   poison: str = "nan"
@@ -158,6 +168,21 @@ class Case:
   def has_drhs(self) -> bool:
     """Whether the weight's gradient is a product: not of a quantised one."""
     return not self.scale_blocks and not self.formats.rhs.startswith("float4")
+
+  @property
+  def is_scaled(self) -> bool:
+    """Whether sums are multiplied by scales."""
+    return bool(self.scale_blocks or self.lhs_scale or self.lhs_quantization)
+
+  @property
+  def products(self) -> tuple[str, ...]:
+    """The results of the products that are called one by one.
+
+    What gradients of a quantised lhs are made of has cases of its own.
+    """
+    if self.lhs_scale or self.lhs_quantization:
+      return ("out",)
+    return ("out", "dlhs", "drhs") if self.has_drhs else ("out", "dlhs")
 
   @property
   def offset_is_static(self) -> bool:
@@ -198,8 +223,10 @@ class Case:
       "add" if p.existing_out else "new",
       *([f"s{p.scale_blocks}"] if p.scale_blocks else []),
       *(["bias"] if p.bias else []),
+      *([p.lhs_scale] if p.lhs_scale else []),
+      *([f"to_{p.lhs_quantization}"] if p.lhs_quantization else []),
       *(["packed"] if p.packed else []),
-      *([p.scale_dtype] if p.scale_blocks or p.bias else []),
+      *([p.scale_dtype] if p.scale_blocks or p.bias or p.lhs_scale else []),
       p.chip,
     )
     return "-".join(parts)

@@ -54,8 +54,7 @@ def run_products(
   Returns:
     "out", "dlhs" and "drhs", each in the layout of its operand.
   """
-  if not case.has_drhs:
-    names = tuple(name for name in names if name != "drhs")
+  names = tuple(name for name in names if name in case.products)
   program = _products_program(case.program, backend, cores=cores, names=names)
   x = inputs.make(case) if x is None else x
   return _run(program, _arrays(case, x), backend)
@@ -185,6 +184,7 @@ def _products_program(
         rhs_scale=x["rhs_scale"],
         rhs_bias=x["rhs_bias"],
         tiling=tiling,
+        **_of_lhs(program, x),
         **shared,
       )
     if "dlhs" in names:
@@ -271,6 +271,7 @@ def _vjp_program(program: Case, config: ops.Config) -> Callable:
       existing_out=x["existing_out"],
       rhs_scale=x["rhs_scale"],
       rhs_bias=x["rhs_bias"],
+      **_of_lhs(program, x),
       precision=program.formats.precision,
       config=config,
     )
@@ -285,6 +286,8 @@ def _vjp_program(program: Case, config: ops.Config) -> Callable:
     operands = {name: x[name] for name in (*_OPERANDS, *_MORE_OPERANDS)}
     if not (program.has_drhs or inputs.is_integer(x["rhs"].dtype)):
       del operands["rhs"]
+    if program.lhs_scale and not inputs.is_integer(x["lhs"].dtype):
+      del operands["lhs"]
     out, vjp = jax.vjp(lambda operands: gmm(x | operands), operands)
     if inputs.is_integer(out.dtype):
       return {"out": out}
@@ -302,6 +305,11 @@ def _vjp_program(program: Case, config: ops.Config) -> Callable:
     }
 
   return run
+
+
+def _of_lhs(program: Case, x: dict[str, jax.Array | None]) -> dict[str, Any]:
+  """How lhs is quantised, where it is."""
+  return {"lhs_scale": x["lhs_scale"]}
 
 
 def _offset(program: Case, traced: jax.Array | None) -> jax.Array | int | None:

@@ -24,6 +24,7 @@ class Inputs:
     existing_out: [m, n], None where the case has none.
     rhs_scale: [g, k_blocks, n], None where the case has none.
     rhs_bias: [g, n], None where the case has none.
+    lhs_scale: [1, 1] or [m, 1], None where the case has none.
   """
 
   lhs: np.ndarray
@@ -34,6 +35,7 @@ class Inputs:
   existing_out: np.ndarray | None
   rhs_scale: np.ndarray | None
   rhs_bias: np.ndarray | None
+  lhs_scale: np.ndarray | None = None
 
 
 def out_dtype(case: Case) -> np.dtype:
@@ -41,9 +43,12 @@ def out_dtype(case: Case) -> np.dtype:
   formats = case.formats
   if formats.out is not None:
     return jnp.dtype(formats.out)
-  return config_lib.default_result_dtype(
+  dtype = config_lib.default_result_dtype(
     jnp.dtype(formats.lhs), jnp.dtype(formats.rhs)
   )
+  if case.is_scaled and is_integer(dtype):
+    return jnp.dtype(jnp.bfloat16)
+  return dtype
 
 
 def dout_dtype(case: Case) -> np.dtype:
@@ -52,7 +57,7 @@ def dout_dtype(case: Case) -> np.dtype:
   Integers have no gradients, but the products that would compute them exist,
   and take operands as narrow as the forward product does.
   """
-  if jnp.dtype(case.formats.lhs).kind == "i":
+  if jnp.dtype(case.formats.lhs).kind == "i" and not case.lhs_scale:
     return jnp.dtype(case.formats.lhs)
   return out_dtype(case)
 
@@ -81,8 +86,10 @@ def make(case: Case) -> Inputs:
   that belong to no local group, and the weights of local groups without rows,
   with their scales and biases.
   """
-  seeds = np.random.SeedSequence(zlib.crc32(case.name.encode())).spawn(6)
-  lhs, rhs, dout, existing, scale, bias = map(np.random.default_rng, seeds)
+  seeds = np.random.SeedSequence(zlib.crc32(case.name.encode())).spawn(7)
+  lhs, rhs, dout, existing, scale, bias, by_row = map(
+    np.random.default_rng, seeds
+  )
   weight = (case.n, case.k) if case.transpose_rhs else (case.k, case.n)
   arrays = {
     "lhs": _draw(lhs, (case.m, case.k), jnp.dtype(case.formats.lhs)),
@@ -99,7 +106,14 @@ def make(case: Case) -> Inputs:
     arrays["rhs_scale"] = _scale(scale, case).astype(dtype)
   if case.bias:
     arrays["rhs_bias"] = _draw(bias, (case.g, case.n), dtype, scale=8)
+  arrays["lhs_scale"] = None
+  if case.lhs_scale:
+    shape = (case.m if case.lhs_scale == "row" else 1, 1)
+    arrays["lhs_scale"] = (2.0 ** by_row.uniform(-6, 0, shape)).astype(dtype)
   rows, groups = local_rows_and_groups(case)
+  if case.lhs_scale == "row":
+    poison = _poison(case.poison, dtype)
+    arrays["lhs_scale"][~rows] = poison
   for name, outside in (
     ("lhs", ~rows),
     ("dout", ~rows),

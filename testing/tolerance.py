@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gmm import config as config_lib
-from reference import oracle
+from reference import oracle, quantizing
 from reference.error_bound import error_bound
 from testing import inputs
 from testing.case import Case
@@ -49,17 +49,35 @@ def _expected(
   more = {
     name: getattr(x, name) for name in ("rhs_scale", "rhs_bias", "existing_out")
   }
-  out = oracle.gmm(x.lhs, x.rhs, x.group_sizes, **more, **shared)
-  grads = oracle.gmm_vjp(x.lhs, x.rhs, x.group_sizes, x.dout, **more, **shared)
-  lhs, rhs, dout = (np.abs(_wide(a)) for a in (x.lhs, x.rhs, x.dout))
+  of_lhs = {
+    "lhs_scale": x.lhs_scale,
+    "lhs_quantization": case.lhs_quantization,
+  }
+  out = oracle.gmm(x.lhs, x.rhs, x.group_sizes, **more, **of_lhs, **shared)
+  scaled = oracle.lhs_in_use(x.lhs, x.lhs_scale)
+  grads = oracle.gmm_vjp(scaled, x.rhs, x.group_sizes, x.dout, **more, **shared)
+  lhs, rhs, dout = (np.abs(_wide(a)) for a in (scaled, x.rhs, x.dout))
   more = {
     name: None if a is None else np.abs(_wide(a)) for name, a in more.items()
   }
-  magnitude = oracle.gmm(lhs, rhs, x.group_sizes, **more, **shared)
+  in_use = np.abs(oracle.lhs_in_use(x.lhs, *of_lhs.values(), x.rhs_scale))
+  magnitude = oracle.gmm(in_use, rhs, x.group_sizes, **more, **shared)
   of_grads = oracle.gmm_vjp(lhs, rhs, x.group_sizes, dout, **more, **shared)
   flushed = _flushed(case, (lhs, rhs, dout), x.group_sizes, more["rhs_scale"])
+  other_neighbours = 0.0
+  if case.lhs_quantization:
+    near = quantizing.near_ties(
+      x.lhs,
+      case.lhs_quantization,
+      axis=1,
+      block=oracle.lhs_block(case.k, x.rhs_scale),
+    )
+    weight = {"rhs_scale": more["rhs_scale"], **shared}
+    other_neighbours = oracle.gmm(near, rhs, x.group_sizes, **weight)
   # The product of each block is scaled, and one sum more has each of them.
   scaling = 1 + 2 * case.scale_blocks
+  # Scales are computed and multiplied by, for each block of lhs.
+  scaling_out = scaling + 4 * bool(case.lhs_scale or case.lhs_quantization)
 
   def bounded(
     value: np.ndarray, size: np.ndarray, *, terms, dtypes, out_dtype, name=""
@@ -67,9 +85,14 @@ def _expected(
     eps = eps_of(
       dtypes, out_dtype, precision=case.formats.precision, on_tpu=on_tpu
     )
-    if case.bias and name == "out" and not eps["acc_eps"]:
+    if case.is_scaled and name == "out":
+      eps["acc_eps"] = _F32_EPS
+      eps["out_floor"] += other_neighbours
+    elif case.bias and name == "out" and not eps["acc_eps"]:
       # Sums of integers are exact, but what is added to them is not.
       terms, eps["acc_eps"] = 2 + case.existing_out, _F32_EPS
+    if case.lhs_scale and not name:  # dout takes the scale
+      eps["operand_eps"] += _F32_EPS + float(jnp.finfo(dtypes[1]).eps)
     if case.scale_blocks and name:
       eps["operand_eps"] += scaling_eps(dtypes, name, on_tpu=on_tpu)
       eps["out_floor"] += flushed[name]
@@ -80,8 +103,8 @@ def _expected(
     "out": bounded(
       out,
       magnitude,
-      terms=case.k + scaling + case.existing_out + case.bias,
-      dtypes=(x.lhs.dtype, x.rhs.dtype),
+      terms=case.k + scaling_out + case.existing_out + case.bias,
+      dtypes=(case.lhs_quantization or x.lhs.dtype, x.rhs.dtype),
       out_dtype=inputs.out_dtype(case),
       name="out",
     ),

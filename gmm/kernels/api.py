@@ -24,6 +24,7 @@ def gmm_v2(
   preferred_element_type: Any = None,
   rhs_scale: jax.Array | None = None,
   rhs_bias: jax.Array | None = None,
+  lhs_scale: jax.Array | None = None,
   backward: bool = False,
   existing_out: jax.Array | None = None,
   precision: Any = None,
@@ -36,9 +37,9 @@ def gmm_v2(
     out[r] = lhs[r] @ rhs[group(r) - group_offset]    rows of local groups
     out[r] = 0                                        every other row
 
-  where `rhs` is scaled by `rhs_scale`; `rhs_bias` is added to rows of local
-  groups, and `existing_out` to all rows. Not differentiable: use
-  `ops.gmm` for that.
+  where `rhs` is scaled by `rhs_scale` and `lhs` by `lhs_scale`; `rhs_bias` is
+  added to rows of local groups, and `existing_out` to all rows. Not
+  differentiable: use `ops.gmm` for that.
 
   Args:
     lhs: [m, k].
@@ -50,11 +51,14 @@ def gmm_v2(
     group_offset: int, or integer scalar or [1]: the group of `rhs[0]`.
     transpose_rhs: a static bool: NT instead of NN.
     preferred_element_type: the result's dtype. By default lhs's for 16- and
-      32-bit floats, int32 for integers, bfloat16 for float8.
+      32-bit floats, bfloat16 for float8, int32 for integers without scales and
+      bfloat16 with some.
     rhs_scale: [g, k_blocks, n] float32 or bfloat16, for a quantised `rhs`: the
       weight in use is `rhs` times the scale of its block of k. k_blocks divides
       k; k is as in `lhs` and n as in the result, however `rhs` lies.
     rhs_bias: [g, n] float, added to rows of local groups before the rounding.
+    lhs_scale: [1, 1] or [m, 1] float32 or bfloat16, for an int8 or float8
+      `lhs`: sums are multiplied by it, in float32.
     backward: a static bool: this is the gradient of lhs, where k and n have
       changed places: `rhs_scale` is [g, n_blocks, k], and an int32 `rhs` is
       packed along n.
@@ -84,16 +88,19 @@ def gmm_v2(
     existing_out=existing_out,
     rhs_scale=rhs_scale,
     rhs_bias=rhs_bias,
+    lhs_scale=lhs_scale,
     backward=backward,
     precision=precision,
   )
   checks.check_interpret(interpret)
   if problem.k == 0 and not problem.is_empty:
     # Biases alone: those of a weight of zeros.
-    problem = dataclasses.replace(problem, k=1, scale_block=0, packed_axis="")
+    problem = dataclasses.replace(
+      problem, k=1, scale_block=0, packed_axis="", lhs_scales=0
+    )
     lhs = jnp.zeros((problem.m, 1), problem.lhs_dtype)
     rhs = jnp.zeros(problem.weight_shape, problem.rhs_dtype)
-    rhs_scale = None
+    rhs_scale = lhs_scale = None
   plan = _plan(problem, tiling, chip)
   if problem.is_empty:
     if existing_out is not None:
@@ -103,7 +110,7 @@ def gmm_v2(
   extras = gmm_call.Extras(
     *(
       None if x is None else jnp.asarray(x)
-      for x in (rhs_scale, rhs_bias, existing_out)
+      for x in (rhs_scale, lhs_scale, rhs_bias, existing_out)
     )
   )
   return gmm_call.gmm(plan, operands, extras, interpret)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from gmm.config import PACKED
-from gmm.kernels import grid, launch
+from gmm.kernels import grid, launch, row_scales
 from gmm.kernels.gmm_kernel import Body
 from gmm.kernels.gmm_memory import Memory, scratch
 from gmm.kernels.plan import Plan
@@ -20,11 +20,13 @@ class Extras(NamedTuple):
 
   Attributes:
     scale: as `Problem.scale_shape` says.
+    lhs_scale: [1, 1] or [m, 1].
     bias: [g, n].
     existing_out: [m, n].
   """
 
   scale: jax.Array | None = None
+  lhs_scale: jax.Array | None = None
   bias: jax.Array | None = None
   existing_out: jax.Array | None = None
 
@@ -73,6 +75,7 @@ def gmm(
       lhs=lhs_ref,
       rhs=rhs_ref,
       scale=next(more) if problem.scale_block else None,
+      lhs_scale=next(more) if problem.lhs_scales else None,
       bias=next(more) if problem.has_bias else None,
       out=out_ref,
       buf=jax.tree.unflatten(tree, scratch_refs),
@@ -106,6 +109,8 @@ def _padded_extras(plan: Plan, extras: Extras) -> list[jax.Array]:
       2: lanes - extras.scale.shape[2],
     }
     arrays.append(launch.pad_axes(extras.scale, pads))
+  if extras.lhs_scale is not None:
+    arrays.append(row_scales.table(extras.lhs_scale, plan))
   if extras.bias is not None:
     bias = extras.bias.astype(np.float32)[:, None, :]
     arrays.append(launch.pad_axes(bias, {2: pad_n}))

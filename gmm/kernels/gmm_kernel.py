@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm.config import PACKED
-from gmm.kernels import grid, launch, products, scales, zeros
+from gmm.kernels import grid, launch, products, row_scales, scales, zeros
 from gmm.kernels.gmm_memory import (
   Ahead,
   Memory,
@@ -248,9 +248,7 @@ class Body:
 
   def whole_k(self, step: Step, at: Rows) -> None:
     """Some rows of the result, where k is one tile."""
-    self.each_piece(
-      step, at, self.plan.tile_k, functools.partial(self.store, step, at)
-    )
+    self.each_piece(step, at, self.plan.tile_k, self.storing(step, at))
 
   def part_of_k(self, step: Step, k: int, at: Rows) -> None:
     """Adds the product of a k tile to some rows of the accumulator."""
@@ -266,14 +264,42 @@ class Body:
 
   def from_acc(self, step: Step, at: Rows) -> None:
     """Some rows of the result, from the accumulator."""
+    store = self.storing(step, at)
     for n in launch.pieces(self.plan.tile_n, PIECE_N):
-      self.store(step, at, n, self.buf.acc[pl.ds(*at), n])
+      store(n, self.buf.acc[pl.ds(*at), n])
 
-  def store(self, step: Step, at: Rows, n: pl.Slice, value: jax.Array) -> None:
-    """Rounds once, after scale, bias and what exists."""
+  def storing(
+    self, step: Step, at: Rows
+  ) -> Callable[[pl.Slice, jax.Array], None]:
+    """`store` for some rows, with their scales at hand."""
+    if self.buf.lhs_scale is None:
+      return functools.partial(self.store, step, at)
+    start = self.rows.window_of(step.now).start
+    skipped = row_scales.first_row(self.plan, start) * np.int32(grid.LANES)
+    by_row = row_scales.column(
+      self.plan,
+      self.buf.lhs_scale.at[step.lhs_slot],
+      start - skipped + at[0],
+      at[1],
+    )
+    return functools.partial(self.store, step, at, by_row=by_row)
+
+  def store(
+    self,
+    step: Step,
+    at: Rows,
+    n: pl.Slice,
+    value: jax.Array,
+    *,
+    by_row: jax.Array | None = None,
+  ) -> None:
+    """Rounds once, after scales, bias and what exists."""
     slot, out = step.out_slot, self.buf.out
     if scales.place(self.plan.problem) == "out":
-      value = value * scales.row(self.buf.scale.at[step.rhs_slot], 0, n)
+      own = scales.row(self.buf.scale.at[step.rhs_slot], 0, n)
+      value = value.astype(np.float32) * own
+    if by_row is not None:
+      value = value.astype(np.float32) * by_row
     if self.buf.bias is not None:
       value = value.astype(np.float32) + self.buf.bias[step.rhs_slot, :, n]
     if self.has_existing:

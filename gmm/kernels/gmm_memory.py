@@ -15,8 +15,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm.config import PACKED
-from gmm.kernels import scales
-from gmm.kernels.grid import Axis, GroupTable, RowGrid, Visit, move, parity
+from gmm.kernels import row_scales, scales
+from gmm.kernels.grid import (
+  LANES,
+  Axis,
+  GroupTable,
+  RowGrid,
+  Visit,
+  move,
+  parity,
+)
 from gmm.kernels.plan import Plan
 
 LHS, OUT, EXISTING = range(3)
@@ -40,6 +48,7 @@ class Buffers(NamedTuple):
     sems: DMA semaphores [3, 2]: lhs, out, existing.
     rhs_sem: DMA semaphores [w].
     zero_sem: DMA semaphore [1].
+    lhs_scale: VMEM [2, rows, 128], a part of `row_scales.table`, or None.
   """
 
   table: GroupTable
@@ -55,6 +64,7 @@ class Buffers(NamedTuple):
   sems: Any
   rhs_sem: Any
   zero_sem: Any
+  lhs_scale: Any = None
 
 
 def scratch(plan: Plan) -> Buffers:
@@ -80,6 +90,9 @@ def scratch(plan: Plan) -> Buffers:
     sems=pltpu.SemaphoreType.DMA((3, 2)),
     rhs_sem=pltpu.SemaphoreType.DMA((weights,)),
     zero_sem=pltpu.SemaphoreType.DMA((1,)),
+    lhs_scale=pltpu.VMEM((2, row_scales.rows_in_vmem(plan), LANES), jnp.float32)
+    if problem.lhs_scales
+    else None,
   )
 
 
@@ -164,6 +177,7 @@ class Memory:
     out: [m, n] in HBM; holds existing_out, if there is one.
     buf: the scratch.
     lanes: SMEM [2], from `launch.last_lanes`.
+    lhs_scale: `row_scales.table` in HBM, or None.
   """
 
   plan: Plan
@@ -175,6 +189,7 @@ class Memory:
   out: Any
   buf: Buffers
   lanes: Any
+  lhs_scale: Any = dataclasses.field(default=None, kw_only=True)
 
   def fetch(self, step: Step) -> None:
     """Starts the copies that a step needs; weights only where k is tiled."""
@@ -214,6 +229,15 @@ class Memory:
       )
 
     self.plan.k.with_tile(step.now.inner, copy, self.lanes[0])
+    if self.lhs_scale is not None:
+      first = row_scales.first_row(self.plan, window.start)
+      rows = row_scales.rows_in_vmem(self.plan)
+      move(
+        self.lhs_scale.at[pl.ds(first, rows)],
+        self.buf.lhs_scale.at[step.lhs_slot],
+        self.buf.sems.at[LHS, step.lhs_slot],
+        act,
+      )
 
   def copy_rhs(self, weights: Weights, act: str) -> None:
     """One tile of a group's weight, as it lies, and what belongs to it."""

@@ -155,14 +155,15 @@ def dot(
   Integers that the MXU does not take are multiplied as bfloat16, which holds
   them exactly, in pieces short enough for float32 to add up exactly.
   """
-  problem, compute = plan.problem, plan.compute_dtype
+  compute = plan.compute_dtype
+  integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in (lhs, rhs))
   if contract == (1, 1) and rhs.shape[0] == 1:
     # The compiler makes a multiply and a sum of this one, in float32 only.
     compute = np.dtype(np.float32)
   lhs, rhs = lhs.astype(compute), rhs.astype(compute)
   dims = (((contract[0],), (contract[1],)), ((), ()))
   is_float = jnp.issubdtype(compute, jnp.floating)
-  exact_pieces = problem.acc_dtype == np.int32 and is_float
+  exact_pieces = integers and is_float
 
   def product(x: jax.Array, y: jax.Array) -> jax.Array:
     return lax.dot_general(
@@ -170,7 +171,7 @@ def dot(
       y,
       dims,
       precision=_precision(plan, compute),
-      preferred_element_type=np.float32 if is_float else problem.acc_dtype,
+      preferred_element_type=np.float32 if is_float else np.int32,
     )
 
   if not exact_pieces:

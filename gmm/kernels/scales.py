@@ -145,7 +145,8 @@ def sum_over_blocks(tile: Tile, k: int, n: pl.Slice) -> jax.Array:
       lane = lax.broadcasted_iota(jnp.int32, lhs.shape, 1) + first
       inside = jnp.logical_and(lane >= start, lane < end)
       lhs = jnp.where(inside, lhs, jnp.zeros_like(lhs))
-    part = tile.dot(lhs, tile.rhs(columns, n)) * tile.row(i, n)
+    part = tile.dot(lhs, tile.rhs(columns, n)).astype(np.float32)
+    part *= tile.row(i, n)
     total = part if total is None else total + part
   return total
 
