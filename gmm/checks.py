@@ -193,13 +193,6 @@ def tgmm_problem(
   )
 
 
-def packs_rows(problem: Problem) -> bool:
-  """Whether the weight is packed along the axis before its last one."""
-  if not problem.packed_axis:
-    return False
-  return (problem.packed_axis == "k") != problem.transpose_rhs
-
-
 def pallas_refusal(problem: Problem, chip: Any = None) -> str | None:
   """Says why the Pallas kernels cannot take the problem's formats, or None.
 
@@ -207,7 +200,7 @@ def pallas_refusal(problem: Problem, chip: Any = None) -> str | None:
     problem: the product.
     chip: the ChipSpec that it is for, or None to ask about all chips.
   """
-  if problem.packed_axis and not packs_rows(problem):
+  if problem.packed_axis and not problem.packs_rows:
     return (
       "`rhs` is int32, packed along its last axis, which the Pallas kernels "
       "cannot unpack; pack a weight [g, k / 8, n], or use backend='xla'"

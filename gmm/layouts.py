@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gmm.formats import bits
+
 RHS_LAYOUTS = ("auto", "gkn", "gnk")
 
 _LANES = 128
@@ -62,7 +64,7 @@ def minor_axis(shape: Sequence[int], dtype: np.dtype) -> int:
 def _padded(sublanes: int, lanes: int, dtype: np.dtype) -> int:
   """Elements that a matrix takes in memory, padding included."""
   tile = _SUBLANES
-  while tile // 2 >= max(sublanes, 4 // dtype.itemsize):
+  while tile // 2 >= max(sublanes, 32 // bits(dtype)):
     tile //= 2
   return _round_up(sublanes, tile) * _round_up(lanes, _LANES)
 

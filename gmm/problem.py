@@ -83,6 +83,13 @@ class Problem:
     return (self.g, -(-blocked // self.scale_block), other)
 
   @property
+  def packs_rows(self) -> bool:
+    """Whether the weight is packed along the axis before its last one."""
+    return bool(self.packed_axis) and (
+      (self.packed_axis == "k") != self.transpose_rhs
+    )
+
+  @property
   def out_shape(self) -> tuple[int, ...]:
     """Shape of the result."""
     if self.kind == "gmm":

@@ -72,6 +72,11 @@ def models() -> tuple[str, ...]:
   return tuple(dict.fromkeys(w.name.split("/")[0] for w in WORKLOADS))
 
 
+def decode() -> tuple[Workload, ...]:
+  """The rows of decoding: few rows for each expert."""
+  return tuple(w for w in WORKLOADS if w.name.startswith("decode-"))
+
+
 def of_model(model: str) -> tuple[Workload, ...]:
   """The rows of a model.
 

@@ -26,7 +26,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax.numpy as jnp
 
-from gmm import aot
+from gmm import aot, config
+from gmm.aot import operands
 from gmm.kernels import chip as chips
 from testing import peers, workloads
 from testing.workloads import Workload
@@ -56,8 +57,9 @@ def _parser() -> argparse.ArgumentParser:
   add("--chip", default="v6e", help=f"{', '.join(chips.CHIPS)}, or all")
   add(
     "--model",
-    help=f"{', '.join(workloads.models())}; all; or compared, those that other "
-    "kernels' times are known of; default gemma4-26b",
+    help=f"{', '.join(workloads.models())}; all; decode, all of few rows; or "
+    "compared, those that other kernels' times are known of; default "
+    "gemma4-26b",
   )
   for name, what in (
     ("m", "rows"),
@@ -66,8 +68,26 @@ def _parser() -> argparse.ArgumentParser:
     ("g", "groups"),
   ):
     add(f"--{name}", type=int, help=f"{what}, for a shape of your own")
-  add("--mode", choices=collect.MODES, nargs="+", default=collect.MODES)
+  add("--mode", choices=collect.MODES, nargs="+", default=None)
   add("--dtype", default="bfloat16", help="of the operands")
+  add(
+    "--rhs_dtype",
+    help="of the weight alone, int8 for one (int32: eight int4 along "
+    "--scale_axis): products nn and nt, no step's copies",
+  )
+  add(
+    "--scale_block",
+    metavar="N",
+    help="elements of such a weight that share a scale; default: all that are "
+    "contracted",
+  )
+  add(
+    "--scale_axis",
+    choices=operands.AXES,
+    default="k",
+    help="of the weight [g, k, n], that it is quantised along; k: nn is the "
+    "forward product, n: nt is",
+  )
   add("--group_sizes", metavar="FILE.npy", help="integers [g] of your own")
   add("--out", default="aot_report", help="folder for the JSON and the page")
   add("--no_copies", action="store_true", help="leave out the weights' copies")
@@ -94,7 +114,8 @@ def _report(arguments: argparse.Namespace) -> int:
   for name in names:
     chips.resolve(name)
   title, shapes = _shapes(arguments)
-  _check_dtype(arguments.dtype)
+  _check_dtype("dtype", arguments.dtype)
+  weight, modes = _weight(arguments), _modes(arguments)
   out = _writable(arguments.out)
   report = collect.header(title, names)
   requests = [
@@ -103,15 +124,16 @@ def _report(arguments: argparse.Namespace) -> int:
       workload=shape,
       mode=mode,
       dtype=arguments.dtype,
+      **weight,
       group_sizes=_group_sizes(arguments, shape),
     )
     for name in names
     for shape in shapes
-    for mode in dict.fromkeys(arguments.mode)
+    for mode in modes
   ]
   report["products"] = _products(requests)
   refused = []
-  if not arguments.no_copies:
+  if not arguments.no_copies and arguments.rhs_dtype is None:
     try:
       report["copies"] = _copies(shapes[0], names[0], arguments.dtype)
     except aot.CompileError as error:
@@ -141,6 +163,8 @@ def _shapes(
     model = arguments.model or "gemma4-26b"
     if model == "all":
       return "all", workloads.WORKLOADS
+    if model == "decode":
+      return model, workloads.decode()
     if model == "compared":
       known = peers.known()
       return model, tuple(w for w in workloads.WORKLOADS if w.name in known)
@@ -155,12 +179,44 @@ def _shapes(
   return "own", (Workload(name="own", **own),)
 
 
-def _check_dtype(name: str) -> None:
+def _weight(arguments: argparse.Namespace) -> dict[str, Any]:
+  """What the flags say of a weight of its own format."""
+  rhs_dtype, block = arguments.rhs_dtype, arguments.scale_block
+  if rhs_dtype is None:
+    if block is not None or arguments.scale_axis != "k":
+      raise ValueError("--scale_block and --scale_axis go with --rhs_dtype")
+    return {}
+  _check_dtype("rhs_dtype", rhs_dtype)
+  known = (*config.QUANTIZED, "int32")
+  if rhs_dtype not in known:
+    raise ValueError(
+      f"`rhs_dtype` is {rhs_dtype!r}; want one of {', '.join(known)}"
+    )
+  if block is None:
+    block = collect.CHANNEL
+  elif not block.isdigit() or not int(block):
+    raise ValueError(f"`scale_block` is {block!r}; want a positive integer")
+  else:
+    block = int(block)
+  return {
+    "rhs_dtype": rhs_dtype,
+    "scale_block": block,
+    "scale_axis": arguments.scale_axis,
+  }
+
+
+def _modes(arguments: argparse.Namespace) -> tuple[str, ...]:
+  if arguments.mode:
+    return tuple(dict.fromkeys(arguments.mode))
+  return collect.MODES if arguments.rhs_dtype is None else ("nn", "nt")
+
+
+def _check_dtype(argument: str, name: str) -> None:
   try:
     jnp.dtype(name)
   except TypeError:
     raise ValueError(
-      f"`dtype` is {name!r}, which is no dtype; bfloat16 is one"
+      f"`{argument}` is {name!r}, which is no dtype; bfloat16 is one"
     ) from None
 
 

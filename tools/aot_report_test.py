@@ -51,6 +51,38 @@ def test_a_shape_of_your_own(capsys, tmp_path):
   assert report["copies"]["in_place"]["copies"] == []
 
 
+def test_a_weight_of_its_own_format(capsys, tmp_path):
+  flags = ["--rhs_dtype", "int8", "--scale_block", "128", "--chip", "v6e"]
+  status, out, err = run(capsys, *OWN, *flags, "--out", str(tmp_path))
+  assert status == 0, err
+  report = json.loads((tmp_path / "report.json").read_text())
+  assert [p["mode"] for p in report["products"]] == ["nn", "nt"]
+  assert report["copies"] is None
+  for product in report["products"]:
+    assert product["error"] is None
+    assert (product["rhs_dtype"], product["scale_block"]) == ("int8", 128)
+    assert not product["peers"]
+    moved = 512 * 256 * 2 + 512 * 128 * 2 + 4 * 256 * 128 + 4 * 2 * 128 * 4
+    assert product["roofline"]["bytes"] == moved
+    assert 0 < product["estimates"]["equal"]["dma_share"] <= 1
+    assert f"{product['mode']} bfloat16 x int8 / 128" in out
+  assert "bfloat16 x int8 / 128" in (tmp_path / "report.html").read_text()
+
+
+def test_all_of_a_decode_step(capsys, tmp_path, monkeypatch):
+  asked = []
+  monkeypatch.setattr(aot_report, "_products", lambda r: asked.extend(r) or [])
+  flags = ["--model", "decode", "--rhs_dtype", "float8_e4m3fn"]
+  status, _, err = run(capsys, *flags, "--out", str(tmp_path))
+  assert status == 0, err
+  names = [w.name for w in workloads.WORKLOADS if "decode" in w.name]
+  assert len(names) == 5
+  assert [(r.workload.name, r.mode) for r in asked] == [
+    (name, mode) for name in names for mode in ("nn", "nt")
+  ]
+  assert {r.operands["scale_block"] - r.workload.k for r in asked} == {0}
+
+
 def test_the_compared_have_other_times(capsys, tmp_path, monkeypatch):
   asked = []
   monkeypatch.setattr(aot_report, "_products", lambda r: asked.extend(r) or [])
@@ -104,6 +136,10 @@ def test_what_the_compiler_refuses_is_one_line(capsys, tmp_path, monkeypatch):
     ([*OWN, "--model", "pr1220"], "drop --model"),
     ([*OWN[:-1], "0"], "`n` is 0; want 1 or more"),
     ([*OWN, "--group_sizes", "/nowhere.npy"], "/nowhere.npy' cannot be read"),
+    (["--rhs_dtype", "float99"], "`rhs_dtype` is 'float99', which is no dtype"),
+    (["--rhs_dtype", "bfloat16"], "`rhs_dtype` is 'bfloat16'; want one of"),
+    (["--scale_block", "8"], "--scale_block and --scale_axis go with"),
+    (["--rhs_dtype", "int8", "--scale_block", "x"], "`scale_block` is 'x'"),
     ([*OWN, "--out", "/proc/nowhere"], "/proc/nowhere' cannot be written to"),
   ],
 )

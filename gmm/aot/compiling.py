@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from gmm import kernels
 from gmm.aot import placing
+from gmm.aot.operands import Weight
 
 MODES = ("nn", "nt", "tn", "tn_t")
 
@@ -106,6 +107,8 @@ def product(
   n: int,
   dtype: Any = "bfloat16",
   rhs_dtype: Any = None,
+  scale_block: int | None = None,
+  scale_axis: str = "k",
   chip: str = "v6e",
   **options: Any,
 ) -> Product:
@@ -120,31 +123,64 @@ def product(
     k: the weight's rows, in every mode.
     n: the weight's columns, in every mode.
     dtype: of the first operand.
-    rhs_dtype: of the second one; as the first by default.
+    rhs_dtype: of the second one; as the first by default. int32 for a weight
+      of eight int4 each, along `scale_axis`: [g, k / 8, n] or [g, k, n / 8].
+    scale_block: elements of the weight along `scale_axis` that share a scale,
+      all of them for one scale per channel; None for no scales.
+    scale_axis: "k" or "n", of the weight: "k" for a forward nn and its
+      gradient nt; "n" for a forward nt, whose weight is stored transposed, and
+      its gradient nn.
     chip: the TPU to choose tiles for.
     **options: of `kernels.gmm_v2` or `kernels.tgmm_v2`.
 
   Returns:
-    The function and its specs, group_sizes int32 [g] last.
+    The function and its specs: both operands, group_sizes int32 [g] and, with
+    a `scale_block`, the scales float32.
 
   Raises:
-    ValueError: an unknown mode.
+    ValueError: an unknown mode or axis, a `scale_block` that does not divide
+      the weight, or one without a weight.
+    TypeError: `rhs_dtype` or `scale_block` is of a wrong type.
   """
   if mode not in MODES:
     raise ValueError(f"`mode` is {mode!r}; want one of {MODES}")
   options = {"chip": chip, **options}
-
   rhs_dtype = dtype if rhs_dtype is None else rhs_dtype
+  weight = Weight.of(rhs_dtype, scale_block, scale_axis)
   sizes = spec((g,), jnp.int32)
   if mode in ("nn", "nt"):
     fn = functools.partial(
-      kernels.gmm_v2, transpose_rhs=mode == "nt", **options
+      _gmm,
+      transpose_rhs=mode == "nt",
+      backward=weight.is_backward(mode),
+      **options,
     )
     columns = k if mode == "nn" else n
-    return Product(
-      fn, (spec((m, columns), dtype), spec((g, k, n), rhs_dtype), sizes)
-    )
+    scale = weight.scale(g, k, n)
+    scales = () if scale is None else (scale,)
+    rhs = weight.rhs(g, k, n)
+    return Product(fn, (spec((m, columns), dtype), rhs, sizes, *scales))
+  check_unscaled(mode, scale_block)
   fn = functools.partial(
     kernels.tgmm_v2, num_groups=g, transpose_out=mode == "tn_t", **options
   )
   return Product(fn, (spec((m, k), dtype), spec((m, n), rhs_dtype), sizes))
+
+
+def _gmm(
+  lhs: jax.Array,
+  rhs: jax.Array,
+  sizes: jax.Array,
+  scale: jax.Array | None = None,
+  **options: Any,
+) -> jax.Array:
+  return kernels.gmm_v2(lhs, rhs, sizes, rhs_scale=scale, **options)
+
+
+def check_unscaled(mode: str, scale_block: int | None) -> None:
+  """Raises ValueError for scales in a mode that has no weight to scale."""
+  if scale_block is not None:
+    raise ValueError(
+      f"`scale_block` is {scale_block} but mode {mode!r} takes no weight; want "
+      "None, or mode nn or nt"
+    )

@@ -7,11 +7,12 @@ import operator
 import re
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gmm import checks, config
+from gmm.aot import compiling
+from gmm.aot.operands import Weight
 from gmm.kernels import chip as chips
 from gmm.kernels import launch
 from gmm.kernels import tiling as tiles_lib
@@ -57,6 +58,8 @@ class Roofline:
     visits: for each output tile.
     steps: grid steps, of all cores together.
     roofline_share: bound_seconds / seconds.
+    dma_share: what dma_bytes take at the rate that copies reach, which is 0.9
+      of the peak, / seconds: near 1 where nothing but memory holds it up.
     from_schedule: whether a compiled schedule is behind the estimate; else it
       counts MXU cycles only.
   """
@@ -83,6 +86,7 @@ class Roofline:
   visits: int
   steps: int
   roofline_share: float
+  dma_share: float
   from_schedule: bool
 
 
@@ -94,6 +98,9 @@ def roofline(
   k: int,
   n: int,
   dtype: Any = "bfloat16",
+  rhs_dtype: Any = None,
+  scale_block: int | None = None,
+  scale_axis: str = "k",
   chip: str = "v6e",
   group_sizes: Any = None,
   tiling: tuple[int, int, int] | None = None,
@@ -116,7 +123,10 @@ def roofline(
     g: groups.
     k: of the weight [g, k, n], in all modes.
     n: of the weight, likewise.
-    dtype: of both operands.
+    dtype: of the first operand, and of both if `rhs_dtype` is None.
+    rhs_dtype: of the second one, as in `product`.
+    scale_block: as in `product`: the weight comes with scales.
+    scale_axis: as in `product`.
     chip: a key of `kernels.chip.CHIPS`.
     group_sizes: None for equal ones, the name of a pattern ("equal", "mean+-1",
       "skew", "zipf"), or integers [g], known on the host.
@@ -141,6 +151,9 @@ def roofline(
     k=k,
     n=n,
     dtype=dtype,
+    rhs_dtype=rhs_dtype,
+    scale_block=scale_block,
+    scale_axis=scale_axis,
     chip=chip,
     tiling=tiling,
     out_dtype=out_dtype,
@@ -162,6 +175,7 @@ def roofline(
     rows_run=int(visits.rows_run.sum()),
     visits=visits.count,
     steps=_steps(plan, visits),
+    dma_share=_dma_seconds(plan, parts.dma_bytes) / parts.seconds,
     from_schedule=schedule is not None,
   )
 
@@ -174,6 +188,9 @@ def plan_for(
   k: int,
   n: int,
   dtype: Any = "bfloat16",
+  rhs_dtype: Any = None,
+  scale_block: int | None = None,
+  scale_axis: str = "k",
   chip: str = "v6e",
   tiling: tuple[int, int, int] | None = None,
   out_dtype: Any = None,
@@ -188,7 +205,11 @@ def plan_for(
   if mode == "tn_t" and tiling is not None:
     tiling = (tiling[0], tiling[2], tiling[1])
   options = {"preferred_element_type": out_dtype, "precision": precision}
-  problem = _problem(mode, shape, _checked_dtype(dtype), options)
+  dtype = _checked_dtype(dtype)
+  weight = Weight.of(
+    dtype if rhs_dtype is None else rhs_dtype, scale_block, scale_axis
+  )
+  problem = _problem(mode, shape, (dtype, weight), options)
   checks.check_pallas_dtypes(problem)
   return tiles_lib.make_plan(problem, spec, tiling)
 
@@ -215,25 +236,33 @@ def _checked_dtype(dtype: Any) -> np.dtype:
 
 
 def _problem(
-  mode: str, shape: dict[str, int], dtype: np.dtype, options: dict[str, Any]
+  mode: str,
+  shape: dict[str, int],
+  operands: tuple[np.dtype, Weight],
+  options: dict[str, Any],
 ) -> config.Problem:
   """The call that computes the product, as the kernels see it."""
   m, g, k, n = (shape[name] for name in "mgkn")
-
-  def array(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-  sizes = jax.ShapeDtypeStruct((g,), jnp.int32)
+  dtype, weight = operands
+  sizes = compiling.spec((g,), jnp.int32)
   if mode in ("nn", "nt"):
-    lhs = array(m, k if mode == "nn" else n)
     return checks.gmm_problem(
-      lhs, array(g, k, n), sizes, transpose_rhs=mode == "nt", **options
+      compiling.spec((m, k if mode == "nn" else n), dtype),
+      weight.rhs(g, k, n),
+      sizes,
+      transpose_rhs=mode == "nt",
+      rhs_scale=weight.scale(g, k, n),
+      backward=weight.is_backward(mode),
+      **options,
     )
+  compiling.check_unscaled(mode, weight.scale_block)
+  arrays = [
+    compiling.spec((m, k), dtype),
+    compiling.spec((m, n), weight.dtype),
+  ]
   # A transposed result comes of the same kernel, its operands exchanged.
-  lhs, dout = (k, n) if mode == "tn" else (n, k)
-  return checks.tgmm_problem(
-    array(m, lhs), array(m, dout), sizes, num_groups=g, **options
-  )
+  lhs, dout = arrays if mode == "tn" else arrays[::-1]
+  return checks.tgmm_problem(lhs, dout, sizes, num_groups=g, **options)
 
 
 def _check_schedule(plan: Plan, schedule: Schedule) -> None:
@@ -258,6 +287,11 @@ def _check_schedule(plan: Plan, schedule: Schedule) -> None:
     raise ValueError(
       f"`schedule` multiplies {schedule.operands}; want one of {operands}"
     )
+
+
+def _dma_seconds(plan: Plan, moved: int) -> float:
+  rate = rates_lib.rates(plan.chip.name)
+  return moved / (rate.device_bytes_per_second * rates_lib.DMA_SHARE)
 
 
 def _steps(plan: Plan, visits: visits_lib.Visits) -> int:
@@ -294,12 +328,18 @@ def _bounds(
 
 
 def _useful_bytes(problem: config.Problem, visits: visits_lib.Visits) -> int:
-  """Rows in groups, weights of groups with rows, and the whole result."""
+  """Rows in groups, weights of groups with rows, and the whole result.
+
+  Weights as they are stored, and with their scales.
+  """
   rows, weight = int(visits.own_rows.sum()), problem.k * problem.n
   lhs = rows * problem.k * problem.lhs_dtype.itemsize
   if problem.kind == "tgmm":
     rhs = rows * problem.n * problem.rhs_dtype.itemsize
     return lhs + rhs + problem.g * weight * problem.out_dtype.itemsize
   groups = len(np.unique(visits.group))
-  rhs = groups * weight * problem.rhs_dtype.itemsize
+  rhs = groups * weight * config.bits(problem.rhs_dtype) // 8
+  if problem.scale_block:
+    _, blocks, lanes = problem.scale_shape
+    rhs += groups * blocks * lanes * problem.scale_dtype.itemsize
   return lhs + rhs + problem.m * problem.n * problem.out_dtype.itemsize

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm import varying
-from gmm.config import bits
+from gmm.config import Problem, bits
 from gmm.kernels import pairs
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import Plan
@@ -88,7 +89,6 @@ def call(
     sizes, offset, last_lanes(plan, bool(interpret)), *arrays
   )
   in_hbm = pl.BlockSpec(memory_space=pl.ANY)
-  weights = problem.g * problem.k * problem.n
   result = jax.ShapeDtypeStruct(
     out_shape,
     problem.out_dtype,
@@ -112,11 +112,7 @@ def call(
     ),
     cost_estimate=pl.CostEstimate(
       flops=2 * problem.m * problem.k * problem.n * sides.rhs,
-      bytes_accessed=(
-        sides.lhs * problem.m * problem.k * problem.lhs_dtype.itemsize
-        + sides.rhs * weights * bits(problem.rhs_dtype) // 8
-        + sides.out * problem.m * problem.n * problem.out_dtype.itemsize
-      ),
+      bytes_accessed=bytes_accessed(problem),
       transcendentals=problem.m * problem.n * (problem.pair == "gated"),
     ),
     interpret=interpret_params(interpret),
@@ -133,6 +129,25 @@ def call(
   # Programs may have 64-bit types on; the scalar core has none.
   with jax.enable_x64(False):
     return run(*operands)
+
+
+def bytes_accessed(problem: Problem) -> int:
+  """Bytes of all operands and results, each moved once, without padding."""
+  sides = pairs.sides(problem)
+  weights = problem.g * problem.k * problem.n
+  total = (
+    sides.lhs * problem.m * problem.k * problem.lhs_dtype.itemsize
+    + sides.rhs * weights * bits(problem.rhs_dtype) // 8
+    + sides.out * problem.m * problem.n * problem.out_dtype.itemsize
+  )
+  if problem.scale_block:
+    # Those of gate and up are one array.
+    arrays = 1 if problem.pair == "gated" else sides.rhs
+    scales = math.prod(problem.scale_shape) * problem.scale_dtype.itemsize
+    total += arrays * scales
+  if problem.has_bias:
+    total += sides.rhs * problem.g * problem.n * 4
+  return total
 
 
 def _precision(plan: Plan, compute: np.dtype) -> lax.Precision | None:

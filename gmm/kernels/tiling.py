@@ -338,6 +338,7 @@ def _hbm_bytes(plan: Plan, visits: float) -> float:
   return (
     lhs * plan.n.count
     + reads * weights * bits(problem.rhs_dtype) / 8
+    + reads * steps.beside_bytes(problem, problem.k, problem.n)
     + out * (2 if problem.has_existing else 1)
   )
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gmm.config import bits
 from gmm.kernels.plan import Plan
 from gmm.timing import rates as rates_lib
 from gmm.timing.rates import NO_CODE, ChipRates, CodeLike
@@ -245,14 +247,16 @@ def _pad_bytes(plan: Plan) -> int:
   """Bytes read and written by padding operands, and cutting the result."""
   problem, (pad_m, pad_k, pad_n) = plan.problem, plan.pads
   m, k, n = problem.m, problem.k, problem.n
-  weight = problem.g * k * n
+  weight = 2 * problem.g * k * n
   lhs = 2 * m * k * problem.lhs_dtype.itemsize if pad_m or pad_k else 0
   if problem.kind == "tgmm":
     rhs = 2 * m * n if pad_m or pad_n else 0
-    out = 2 * weight if pad_k or pad_n else 0
+    out = weight if pad_k or pad_n else 0
   else:
-    rhs = 2 * weight if pad_k or pad_n else 0
+    rhs = weight if pad_k or pad_n else 0
     out = 2 * m * n if pad_m or pad_n else 0
+  if rhs and problem.scale_block:
+    lhs += 2 * math.prod(problem.scale_shape) * problem.scale_dtype.itemsize
   return (
-    lhs + rhs * problem.rhs_dtype.itemsize + out * problem.out_dtype.itemsize
+    lhs + rhs * bits(problem.rhs_dtype) // 8 + out * problem.out_dtype.itemsize
   )

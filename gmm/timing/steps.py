@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gmm.config import PACKED, Problem, bits
 from gmm.kernels.grid import LANES, Axis, cdiv, round_up
 from gmm.kernels.plan import Plan, sublanes
 from gmm.timing import rates as rates_lib
@@ -169,15 +170,7 @@ class GmmTiles:
     problem, visits = self.plan.problem, self.visits
     k = _sizes(self.plan.k)
     lhs = np.array([line_bytes(size, problem.lhs_dtype) for size in k])
-    weights = np.array(
-      [
-        matrix_bytes(
-          *((n, size) if problem.transpose_rhs else (size, n)),
-          problem.rhs_dtype,
-        )
-        for size in k
-      ]
-    )
+    weights = np.array([weight_bytes(problem, size, n) for size in k])
     fetched = visits.rows[:, None] * lhs
     ahead = np.zeros(fetched.shape, np.int64)
     if len(k) == 1:
@@ -254,9 +247,36 @@ def _sizes(axis: Axis) -> list[int]:
 
 def line_bytes(columns: int, dtype: np.dtype) -> int:
   """Bytes of a row in HBM, in whole registers of lanes."""
-  return round_up(columns, LANES) * dtype.itemsize
+  return round_up(columns, LANES) * bits(dtype) // 8
 
 
 def matrix_bytes(rows: int, columns: int, dtype: np.dtype) -> int:
   """Bytes of a matrix in HBM, in whole registers."""
   return round_up(rows, sublanes(dtype)) * line_bytes(columns, dtype)
+
+
+def weight_bytes(problem: Problem, k: int, n: int) -> int:
+  """Bytes of a tile of gmm's weight in HBM, with its scales and its bias."""
+  rows, columns = (n, k) if problem.transpose_rhs else (k, n)
+  dtype = problem.rhs_dtype
+  if problem.packed_axis:
+    dtype = np.dtype(np.int32)
+    if problem.packs_rows:
+      rows //= PACKED
+    else:
+      columns //= PACKED
+  return matrix_bytes(rows, columns, dtype) + beside_bytes(problem, k, n)
+
+
+def beside_bytes(problem: Problem, k: int, n: int) -> int:
+  """Bytes of the scales and the bias that a tile of gmm's weight comes with."""
+  total = 0
+  if problem.scale_block:
+    # All blocks of the tile's lanes. Few rows are not padded to eight.
+    blocks = problem.scale_shape[1]
+    rows = min(1 << (blocks - 1).bit_length(), sublanes(problem.scale_dtype))
+    lanes = n if problem.scale_axis == "k" else k
+    total += round_up(blocks, rows) * line_bytes(lanes, problem.scale_dtype)
+  if problem.has_bias:
+    total += line_bytes(n, np.dtype(np.float32))
+  return total

@@ -25,6 +25,8 @@ from testing.workloads import Workload
 from tools import published
 
 MODES = ("nn", "nt", "tn")
+# One scale for all that a product contracts.
+CHANNEL = "channel"
 VISITS_SHOWN = 24
 # Rows of the program whose copies are counted: they do not depend on them.
 _FEW_ROWS = 1024
@@ -80,7 +82,11 @@ class Request:
     chip: for which.
     workload: its shape.
     mode: "nn", "nt" or "tn".
-    dtype: of both operands.
+    dtype: of both operands, or of lhs.
+    rhs_dtype: of the weight, where it has another.
+    scale_block: elements of the weight that share a scale, CHANNEL for those
+      that are contracted all together, or None.
+    scale_axis: the axis of the weight along which they do, "k" or "n".
     group_sizes: the caller's own, besides the named ones; or None.
   """
 
@@ -88,6 +94,9 @@ class Request:
   workload: Workload
   mode: str
   dtype: str = "bfloat16"
+  rhs_dtype: str | None = None
+  scale_block: int | str | None = None
+  scale_axis: str = "k"
   group_sizes: np.ndarray | None = None
 
   @property
@@ -95,6 +104,19 @@ class Request:
     """m, g, k and n."""
     w = self.workload
     return {"m": w.m, "g": w.g, "k": w.k, "n": w.n}
+
+  @property
+  def operands(self) -> dict[str, Any]:
+    """What the two operands are, as `aot.product` takes it."""
+    block = self.scale_block
+    if block == CHANNEL:
+      block = self.shape[self.scale_axis]
+    return {
+      "dtype": self.dtype,
+      "rhs_dtype": self.rhs_dtype,
+      "scale_block": block,
+      "scale_axis": self.scale_axis,
+    }
 
   @property
   def patterns(self) -> dict[str, Any]:
@@ -121,10 +143,10 @@ def product(
     "workload": request.workload.name,
     "mode": request.mode,
     **request.shape,
-    "dtype": request.dtype,
+    **request.operands,
     "error": None,
   }
-  options = {"dtype": request.dtype, "chip": request.chip}
+  options = {**request.operands, "chip": request.chip}
   try:
     fn, specs = aot.product(request.mode, **request.shape, **options)
     plan = plan_for(request.mode, **request.shape, **options)
@@ -151,7 +173,7 @@ def product(
     },
     "arms": [_arm(arm) for arm in schedule.arms],
     "peers": peers.seconds(request.chip, request.workload.name, request.mode)
-    if request.dtype == "bfloat16"
+    if request.dtype == "bfloat16" and request.rhs_dtype is None
     else {},
     "step_bundles": schedule.step_bundles,
     **_model(request, schedule),
@@ -171,7 +193,7 @@ def _model(request: Request, schedule: aot.Schedule) -> dict[str, Any]:
     name: aot.roofline(
       request.mode,
       **request.shape,
-      dtype=request.dtype,
+      **request.operands,
       chip=request.chip,
       group_sizes=sizes,
       schedule=schedule,
@@ -200,6 +222,7 @@ def _model(request: Request, schedule: aot.Schedule) -> dict[str, Any]:
           "rows_run",
           "visits",
           "roofline_share",
+          "dma_share",
         )
       }
       for name, model in models.items()
@@ -214,7 +237,7 @@ def visited_rows(request: Request) -> dict[str, Any]:
     name = "mean+-1"
     sizes = visits.size_patterns(name, request.workload.m, request.workload.g)
   plan = plan_for(
-    request.mode, **request.shape, dtype=request.dtype, chip=request.chip
+    request.mode, **request.shape, **request.operands, chip=request.chip
   )
   found = visits.visits(plan, sizes)
   shown = [

@@ -110,7 +110,7 @@ def test_every_number_of_the_report_is_on_the_page():
     r"version|copies\.layers|.*\.(depth|visits\.groups\.\d+\.\d"
     r"|visits\.visits\.\d+\.rows_run)"
     r"|products\.\d+\.estimates\.(skew|zipf|mean\+-1)"
-    r"\.(mxu_seconds|dma_seconds|idle_seconds|roofline_share)"
+    r"\.(mxu_seconds|dma_seconds|idle_seconds|(roofline|dma)_share)"
   )
   missing = {
     path

@@ -126,6 +126,7 @@ def _estimate(seconds: float, compute: float, bound: float) -> dict[str, Any]:
     "rows_run": 264192,
     "visits": 256,
     "roofline_share": bound / seconds,
+    "dma_share": 0.9 * bound / seconds,
   }
 
 

@@ -26,6 +26,7 @@ from tools.report.values import (
   Path,
   Show,
   escaped,
+  formats,
   main_sizes,
   number,
   number_at,
@@ -75,6 +76,7 @@ def _times(report: Report) -> str:
     *(escaped(name) for name in names),
     "Bound",
     "Share of it",
+    "of the DMA’s",
     "Tile m × k × n",
     "m",
     "k",
@@ -86,17 +88,18 @@ def _times(report: Report) -> str:
   def one(i: int, product: Mapping[str, Any]) -> str:
     at: Path = ("products", i)
     tiles = [number(report, (*at, "tiles", f"tile_{axis}")) for axis in "mkn"]
-    share = (*at, "estimates", main_sizes(product), "roofline_share")
+    shares = (*at, "estimates", main_sizes(product))
     cells = [
       *(
         number(report, (*at, "estimates", name, "seconds"), MICROSECONDS)
         for name in names
       ),
       number(report, (*at, "roofline", "seconds"), MICROSECONDS),
-      number(report, share, PERCENT),
+      number(report, (*shares, "roofline_share"), PERCENT),
+      number(report, (*shares, "dma_share"), PERCENT),
       " × ".join(tiles),
       *(number(report, (*at, size)) for size in "mkng"),
-      escaped(product.get("dtype", MISSING)),
+      escaped(formats(product)),
     ]
     return row(name_of(report, product), cells)
 

@@ -13,6 +13,7 @@ from tools.report.values import (
   PERCENT,
   Path,
   Show,
+  formats,
   main_sizes,
   number_at,
   plain,
@@ -39,7 +40,7 @@ def text_table(report: Mapping[str, Any]) -> str:
     *("workload", "mode", "chip", "tiles mxkxn"),
     *(f"{name} µs" for name in names),
     *(f"{name}/other" for name in peers),
-    *("of bound", "MXU busy", "XLU xpose", "VMEM MiB", "bundles"),
+    *("of bound", "of DMA", "MXU busy", "XLU xpose", "VMEM MiB", "bundles"),
   ]
   rows = [
     _failed(product)
@@ -97,6 +98,7 @@ def _row(
   (names, peers), product = columns, report["products"][i]
   at: Path = ("products", i)
   estimates: Path = (*at, "estimates")
+  main: Path = (*estimates, main_sizes(product))
   arms = product.get("arms") or ()
   largest = max(
     range(len(arms)), key=lambda j: arms[j].get("rows") or 0, default=0
@@ -112,7 +114,8 @@ def _row(
       for name in names
     ),
     *(plain(report, *_beside(i, name)) for name in peers),
-    plain(report, (*estimates, main_sizes(product), "roofline_share"), PERCENT),
+    plain(report, (*main, "roofline_share"), PERCENT),
+    plain(report, (*main, "dma_share"), PERCENT),
     plain(report, (*at, "arms", largest, "mxu_busy"), PERCENT),
     f"{sum(arm.get('xlu_transposes') or 0 for arm in arms):,}"
     if arms
@@ -123,9 +126,12 @@ def _row(
 
 
 def _names(product: Mapping[str, Any]) -> list[str]:
-  return [
+  workload, mode, chip = (
     str(product.get(key, MISSING)) for key in ("workload", "mode", "chip")
-  ]
+  )
+  if product.get("rhs_dtype") is not None:
+    mode = f"{mode} {formats(product)}"
+  return [workload, mode, chip]
 
 
 def _failed(product: Mapping[str, Any]) -> list[str]:

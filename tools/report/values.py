@@ -144,6 +144,16 @@ def sizes_names(products: Sequence[Mapping[str, Any]]) -> list[str]:
   return list(names)
 
 
+def formats(product: Mapping[str, Any]) -> str:
+  """The operands' formats: "bfloat16 x int8 / 128" for scales of 128 each."""
+  lhs, rhs = product.get("dtype", MISSING), product.get("rhs_dtype")
+  if rhs is None:
+    return str(lhs)
+  block = product.get("scale_block")
+  scaled = "" if block is None else f" / {block}"
+  return f"{lhs} x {rhs}{scaled}"
+
+
 def short_name(report: Mapping[str, Any], product: Mapping[str, Any]) -> str:
   """A product's workload, without the part that the report's title says."""
   workload = str(product.get("workload", ""))
