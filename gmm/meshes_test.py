@@ -114,6 +114,51 @@ def test_a_sharded_batch_is_refused():
     jax.eval_shape(mapped, batch, put(weight), put(sizes))
 
 
+RAGGED = {
+  "nn": (([1], [1]), [0], [0], (M, K), (G, K, N)),
+  "tn": (([0], [0]), [0], [], (M, K), (M, N)),
+  "batch": (([2], [1]), [0], [], (M, 2, K), (M, K, N)),
+}
+
+
+@pytest.mark.parametrize("form", RAGGED)
+def test_the_result_of_a_ragged_dot_in_shards(form):
+  contract, ragged, group, *shapes = RAGGED[form]
+  batch = ([0], [0]) if form == "batch" else ([], [])
+  numbers = lax.RaggedDotDimensionNumbers((contract, batch), ragged, group)
+  x = [sharding.integers(i, *shape) for i, shape in enumerate(shapes)]
+
+  def dot(lhs, rhs, out_sharding=None):
+    return ops.ragged_dot_general(
+      lhs, rhs, SIZES[0], numbers, out_sharding=out_sharding
+    )
+
+  dout = sharding.integers(2, *jax.eval_shape(dot, *x).shape)
+  want = sharding.value_and_vjp(dot, x, dout)
+  with jax.set_mesh(mesh_of()):
+    got = sharding.value_and_vjp(
+      functools.partial(dot, out_sharding=P("x")),
+      [put(a) for a in x],
+      put(dout, "x"),
+    )
+  sharding.assert_equal(got, [a.astype(np.float64) for a in want])
+
+
+def test_where_a_ragged_dot_puts_its_result():
+  args = [put(a) for a in operands()]
+  with jax.set_mesh(mesh_of()):
+    for function in (ops.ragged_dot, lax.ragged_dot):
+      out = jax.eval_shape(
+        functools.partial(function, out_sharding=P(None, "x")), *args
+      )
+      assert (out.shape, out.sharding.spec) == ((M, N), P(None, "x"))
+    with pytest.raises(ValueError, match="y.* not found in mesh"):
+      ops.ragged_dot(*args, out_sharding=P("y"))
+    with pytest.raises(NotImplementedError, match="`lhs` is sharded .*psum"):
+      sharded = put(np.zeros((M, K), np.float32), None, "x")
+      ops.ragged_dot(sharded, *args[1:], out_sharding=P("x"))
+
+
 def test_auto_axes_as_the_message_says():
   x, weight, sizes = operands()
   whole = NamedSharding(mesh_of(), P())

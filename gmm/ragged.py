@@ -61,7 +61,8 @@ def ragged_dot(  # noqa: PLR0917
       of the operands': their own (of int8 too: sums are taken in int32, then
       cut), or the wider of the two.
     group_offset: None, or int, or integer scalar or [1]: the group of rhs[0].
-    out_sharding: None.
+    out_sharding: None, or a PartitionSpec or NamedSharding over explicit axes
+      of a mesh: each device multiplies all, and keeps its part of the result.
 
   Returns:
     [m, n].
@@ -69,10 +70,11 @@ def ragged_dot(  # noqa: PLR0917
   Raises:
     ValueError: shapes disagree, or an unknown precision.
     TypeError: a dtype that no backend takes, or arguments in another order.
-    NotImplementedError: an `out_sharding`, or as `ops.gmm`.
+    NotImplementedError: operands sharded over explicit mesh axes, or as
+      `ops.gmm`.
   """
   _check(_RAGGED_DOT, (rhs, group_sizes), precision, preferred_element_type)
-  _check_out_sharding(out_sharding)
+  _check_out_sharding(_RAGGED_DOT, out_sharding)
   check_pieces.shape_of("lhs", lhs, "[m, k]")
   check_pieces.shape_of("rhs", rhs, "[g, k, n]")
   options = _Options(
@@ -80,7 +82,8 @@ def ragged_dot(  # noqa: PLR0917
     preferred_element_type=preferred_element_type,
     group_offset=group_offset,
   )
-  return options.gmm(lhs, rhs, group_sizes, transpose_rhs=False)
+  out = options.gmm(lhs, rhs, group_sizes, transpose_rhs=False)
+  return _placed(out, out_sharding)
 
 
 def ragged_dot_general(  # noqa: PLR0917
@@ -115,7 +118,7 @@ def ragged_dot_general(  # noqa: PLR0917
     precision: as in `ragged_dot`.
     preferred_element_type: as in `ragged_dot`.
     group_offset: as in `ragged_dot`, in the first form.
-    out_sharding: None.
+    out_sharding: as in `ragged_dot`; in the third form `lax.dot_general`'s.
 
   Returns:
     The result, with its axes in the order above.
@@ -124,12 +127,12 @@ def ragged_dot_general(  # noqa: PLR0917
     ValueError: shapes disagree, dimension numbers that are none of the three
       forms, or an unknown precision.
     TypeError: a dtype that no backend takes, or arguments in another order.
-    NotImplementedError: an `out_sharding`, a `group_offset` in the second or
-      third form, or as `ops.gmm`.
+    NotImplementedError: a `group_offset` in the second or third form, or as
+      `ragged_dot`.
   """
   operands = rhs, group_sizes
   _check(_RAGGED_DOT_GENERAL, operands, precision, preferred_element_type)
-  _check_out_sharding(out_sharding)
+  _check_out_sharding(_RAGGED_DOT_GENERAL, out_sharding)
   dims = ragged_dims.parse(lhs, rhs, group_sizes, ragged_dot_dimension_numbers)
   if dims.form != "noncontracting" and group_offset is not None:
     raise NotImplementedError(
@@ -148,10 +151,11 @@ def ragged_dot_general(  # noqa: PLR0917
       ragged_dot_dimension_numbers.dot_dimension_numbers,
       precision=precision_lib.canonical(precision),
       preferred_element_type=preferred_element_type,
+      out_sharding=out_sharding,
     )
-  if dims.form == "contracting":
-    return _contracting(dims, options, (lhs, rhs, group_sizes))
-  return _noncontracting(dims, options, (lhs, rhs, group_sizes))
+  contracting = dims.form == "contracting"
+  product = _contracting if contracting else _noncontracting
+  return _placed(product(dims, options, (lhs, rhs, group_sizes)), out_sharding)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -318,13 +322,18 @@ def _check(
   precision_lib.canonical(precision)
 
 
-def _check_out_sharding(out_sharding: Any) -> None:
-  if out_sharding is not None:
-    raise NotImplementedError(
-      f"`out_sharding` is {out_sharding!r}; want None: shard the result with "
-      "jax.lax.with_sharding_constraint, or with jax.sharding.reshard on a "
-      "mesh of explicit axes"
+def _check_out_sharding(order: str, out_sharding: Any) -> None:
+  wanted = (jax.sharding.PartitionSpec, jax.sharding.NamedSharding)
+  if out_sharding is not None and not isinstance(out_sharding, wanted):
+    raise TypeError(
+      f"`out_sharding` is {out_sharding!r}; want None, or a PartitionSpec or a "
+      f"NamedSharding over explicit mesh axes; the order is {order}"
     )
+
+
+def _placed(out: jax.Array, out_sharding: Any) -> jax.Array:
+  """The product of whole operands, cut up as was asked for."""
+  return out if out_sharding is None else jax.reshard(out, out_sharding)
 
 
 def _ops() -> Any:

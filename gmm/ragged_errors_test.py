@@ -1,6 +1,5 @@
 """Bad calls of `ops.ragged_dot` and its general form."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -43,10 +42,10 @@ BAD = {
     "`preferred_element_type` is an array [4]; want a dtype",
   ),
   "out_sharding": (
-    NotImplementedError,
-    (LHS, RHS, SIZES),
-    {"out_sharding": jax.sharding.PartitionSpec("x")},
-    "with_sharding_constraint",
+    TypeError,
+    (LHS, RHS, SIZES, None, None, None, ("x", None)),
+    {},
+    "`out_sharding` is ('x', None); want None, or a PartitionSpec",
   ),
   "packed": (
     TypeError,

@@ -1,6 +1,9 @@
 """Bad calls of the adapters: what the error names, and the way out."""
 
 import collections
+import functools
+import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -111,7 +114,6 @@ def test_errors_of_lookups_and_tgmm():
 QUANTISED = {
   "lhs_quantize_dtype": jnp.int8,
   "rhs_quantize_dtype": jnp.int8,
-  "use_qwix_quantization": True,
   "qwix_rule": "rule",
   "use_manual_quantization": True,
 }
@@ -121,6 +123,20 @@ QUANTISED = {
 def test_quantisation_is_refused(name):
   with pytest.raises(NotImplementedError, match=f"`{name}` is .* as a QArray"):
     maxtext.gmm(LHS, RHS, SIZES, **{name: QUANTISED[name]})
+
+
+def test_a_rule_of_qwix_is_refused_where_one_holds(monkeypatch):
+  call = functools.partial(maxtext.gmm, LHS, RHS, SIZES)
+  plain = call()
+  rules = {"gmm": None}
+  fake = types.SimpleNamespace(get_current_rule=rules.get)
+  for _ in range(2):  # not loaded, then loaded
+    np.testing.assert_array_equal(call(use_qwix_quantization=True), plain)
+    monkeypatch.setitem(sys.modules, "qwix.pallas", fake)
+  rules["gmm"] = "int8 all over"
+  np.testing.assert_array_equal(call(), plain)
+  with pytest.raises(NotImplementedError, match="`qwix_rule` is 'int8 all ove"):
+    call(use_qwix_quantization=True)
 
 
 def test_more_errors_of_maxtext():

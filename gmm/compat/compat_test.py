@@ -327,6 +327,9 @@ def test_its_choice_of_kernels_changes_nothing():
       as_the_layer_calls(*x),
       as_the_layer_calls(*x, **dict.fromkeys(flags, True)),
       as_the_layer_calls(*x, interpret=None),
+      # The tiles of its default config, larger than these operands.
+      as_the_layer_calls(*x, tiling=3 * (512, 1024, 1024)),
+      as_the_layer_calls(*x, use_qwix_quantization=True),  # by no rule
     ]
   )(*x)
   for out in outs[1:]:

@@ -20,6 +20,7 @@ that is quantised already, as a QArray, is read as it is; it has no gradient.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jax
@@ -77,7 +78,9 @@ def gmm(  # noqa: PLR0917
       False the kernels where lowered for TPU and XLA elsewhere.
     lhs_quantize_dtype: None.
     rhs_quantize_dtype: None.
-    use_qwix_quantization: False.
+    use_qwix_quantization: True has the rule of qwix obeyed that holds for
+      "gmm", which is refused; where none holds, as the original has it, nothing
+      is quantised.
     use_tokamax_backend: of no effect: it chooses among the trainer's kernels,
       and these stand for all of them.
     weight_gather_axes: of no effect: quantised weights are gathered over these.
@@ -104,8 +107,7 @@ def gmm(  # noqa: PLR0917
   _refuse_quantization(
     lhs_quantize_dtype=lhs_quantize_dtype,
     rhs_quantize_dtype=rhs_quantize_dtype,
-    use_qwix_quantization=use_qwix_quantization,
-    qwix_rule=qwix_rule,
+    qwix_rule=_rule(use_qwix_quantization, qwix_rule),
     use_manual_quantization=use_manual_quantization,
   )
   if hasattr(lhs, "qvalue"):
@@ -161,6 +163,13 @@ def _added(existing_out: Any, partial_sum: Any) -> Any:
       "overwritten in the rows of local groups, the second added there"
     )
   return partial_sum if existing_out is None else existing_out
+
+
+def _rule(asked: bool, given: Any) -> Any:
+  """The rule of qwix that a call is to obey, or None."""
+  # Where nobody has loaded qwix, none of its rules can hold.
+  qwix = sys.modules.get("qwix.pallas") if asked else None
+  return given or (qwix and qwix.get_current_rule("gmm"))
 
 
 def _refuse_quantization(**given: Any) -> None:
