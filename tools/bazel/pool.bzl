@@ -8,9 +8,6 @@ it; `--repo_env=GMM_POOL_PYTHON=/its/bin/python3` says where it is.
 
 _DEFAULT_PYTHON = "/opt/gmm/bin/python3"
 
-# Linux reads this much of a script's first line, the two signs included.
-_MAX_SHEBANG = 127
-
 _BUILD = """\
 load("@rules_python//python:defs.bzl", "py_runtime", "py_runtime_pair")
 
@@ -20,7 +17,8 @@ py_runtime(
     name = "runtime",
     interpreter_path = "{interpreter}",
     python_version = "PY3",
-    stub_shebang = "{shebang}",
+    # Any python3 starts it, and names the path where there is no such file.
+    stub_shebang = "#!/usr/bin/env python3",
 )
 
 py_runtime_pair(
@@ -37,17 +35,14 @@ toolchain(
 
 def _pool_repository_impl(rctx):
     interpreter = rctx.os.environ.get("GMM_POOL_PYTHON") or _DEFAULT_PYTHON
-    shebang = "#!" + interpreter
-    if not interpreter.startswith("/") or " " in interpreter:
-        fail(("GMM_POOL_PYTHON={} is no absolute path without spaces of a " +
-              "Python on the workers.").format(interpreter))
-    if len(shebang) > _MAX_SHEBANG:
-        fail(("GMM_POOL_PYTHON={} is longer than the {} characters that " +
-              "Linux reads.").format(interpreter, _MAX_SHEBANG - 2))
-    rctx.file("BUILD", _BUILD.format(
-        interpreter = interpreter,
-        shebang = shebang,
-    ), executable = False)
+    if not interpreter.startswith("/"):
+        fail(("GMM_POOL_PYTHON={} is no absolute path of a Python on the " +
+              "workers.").format(interpreter))
+    rctx.file(
+        "BUILD",
+        _BUILD.format(interpreter = interpreter),
+        executable = False,
+    )
 
 pool_repository = repository_rule(
     implementation = _pool_repository_impl,

@@ -206,6 +206,4 @@ def test_a_pool_has_no_endpoint_until_one_is_named():
 
 def test_the_python_of_a_pool_is_at_a_path_of_the_workers():
   (runtime,) = [r for r in _rules() if r.get("class") == "py_runtime"]
-  interpreter = _value(runtime, "interpreter_path")
-  assert interpreter.startswith("/")
-  assert _value(runtime, "stub_shebang") == f"#!{interpreter}"
+  assert _value(runtime, "interpreter_path").startswith("/")
