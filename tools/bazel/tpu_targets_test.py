@@ -14,13 +14,15 @@ from gmm.kernels import chip
 
 _ROOT = pathlib.Path(__file__).absolute().parents[2]
 
-# Tests that take a TPU -> the shards that each makes in a pool.
+# Tests that take a TPU -> the shards that each makes in a pool. Each new
+# kernel_test for "pallas" has its line here.
 _IN_POOL = {
   "//gmm:equivalence_test": 2,
   "//gmm:existing_out_test": 1,
   "//gmm:forward_test": 4,
   "//gmm:gated_kernel_test": 2,
   "//gmm:gated_test": 1,
+  "//gmm:quantised_lhs_test": 1,
   "//gmm:vjp_test": 4,
   "//testing:pool_worker_test": 1,
   "//tools:bench_gate_test": 1,
