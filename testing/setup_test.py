@@ -1,4 +1,4 @@
-"""The files that set a machine up: bazelw and the lock."""
+"""The files that set a machine up: bazelw, the lock, a pool's Python."""
 
 import os
 import pathlib
@@ -126,5 +126,61 @@ def test_libtpu_is_for_linux_on_x86_64():
   assert all("x86_64" in m and "linux" in m for m in markers)
 
 
-def test_bazelw_is_executable():
-  assert os.access(_ROOT / "bazelw", os.X_OK)
+@pytest.mark.parametrize("name", ["bazelw", "tools/make_worker_python"])
+def test_is_executable(name):
+  assert os.access(_ROOT / name, os.X_OK)
+
+
+@pytest.fixture(name="make_python")
+def _make_python(tmp_path):
+  """Runs make_worker_python with a Python that only says how it was called."""
+  fake = tmp_path / "python"
+  bash = shutil.which("bash")
+
+  def run(*arguments, new_enough=True, fails_at="never"):
+    fake.write_text(f"""#!{bash}
+echo "${{0##*/}} $*"
+case "$*" in
+  *version_info*) exit {0 if new_enough else 1} ;;
+  *"{fails_at}"*) exit 3 ;;
+  *venv*) mkdir -p "${{!#}}/bin" && cp "$0" "${{!#}}/bin/python3" ;;
+esac
+""")
+    fake.chmod(0o755)
+    result = subprocess.run(
+      [_ROOT / "tools" / "make_worker_python", *arguments],
+      env={"PATH": os.environ["PATH"], "GMM_PYTHON": str(fake)},
+      capture_output=True,
+      text=True,
+      timeout=60,
+      check=False,
+    )
+    return result.returncode, result.stdout.splitlines(), result.stderr
+
+  return run
+
+
+def test_a_workers_python_is_made_from_the_lock(make_python, tmp_path):
+  folder = tmp_path / "worker"
+  status, said, _ = make_python(str(folder))
+  assert status == 0
+  _, venv, install, check, made = said
+  assert venv == f"python -I -m venv {folder}"
+  assert install.startswith("python3 -I -m pip ")
+  assert "--require-hashes" in install and "--no-deps" in install
+  assert install.endswith(f"-r {_ROOT / 'requirements.lock'}")
+  assert check.endswith(" check")
+  assert made.endswith(f"{folder}/bin/python3")
+
+
+def test_a_workers_python_is_new_enough(make_python, tmp_path):
+  status, said, err = make_python(str(tmp_path / "worker"), new_enough=False)
+  assert (status, len(said)) == (1, 1)
+  assert "Python 3.11 or newer" in err and "GMM_PYTHON" in err
+
+
+@pytest.mark.parametrize("step", ["-m venv", " install ", " check"])
+def test_a_workers_python_is_made_whole_or_not(make_python, tmp_path, step):
+  status, said, _ = make_python(str(tmp_path / "worker"), fails_at=step)
+  assert status == 3
+  assert step in said[-1]

@@ -1,4 +1,4 @@
-"""Test targets: pytest under Bazel, once or once for each backend."""
+"""Test targets: pytest under Bazel, once, once for each backend, or pooled."""
 
 load("@rules_python//python:defs.bzl", "py_test")
 
@@ -9,6 +9,16 @@ _BACKENDS = {
     "interpret": ("interpret", ["interpret"]),
     "pallas": ("tpu", ["pallas", "tpu"]),
     "xla": ("xla", ["cpu", "xla"]),
+}
+
+# Chip, as gmm/kernels/chip.py names it -> its workers in a pool: the value of
+# the property `Pool`, a tag, and the end of the target's name.
+_POOLS = {
+    "tpu7x": "tpu7x",
+    "v4": "tpu_v4",
+    "v5e": "tpu_v5e",
+    "v5p": "tpu_v5p",
+    "v6e": "tpu_v6e",
 }
 
 def pytest_test(name, srcs, deps = [], args = [], tags = [], workers = 0, **kwargs):
@@ -42,6 +52,30 @@ def pytest_test(name, srcs, deps = [], args = [], tags = [], workers = 0, **kwar
         **kwargs
     )
 
+def pool_test(name, args = [], tags = [], env = {}, **kwargs):
+    """A pytest_test on the kernels, once for each chip of a TPU pool.
+
+    Makes `<name>_tpu_v6e`, `<name>_tpu7x` and so on, which only
+    `--config=tpu_pool` runs: on a worker whose property `Pool` is `tpu_v6e`,
+    `tpu7x` and so on. They fail where no such chip is attached.
+
+    Args:
+      name: stem of the targets' names.
+      args: as in `pytest_test`.
+      tags: for every target, besides the pool's own.
+      env: more of the tests' environment.
+      **kwargs: as in `pytest_test`.
+    """
+    for chip, pool in _POOLS.items():
+        pytest_test(
+            name = "{}_{}".format(name, pool),
+            args = ["--backend=pallas"] + args,
+            env = dict(env, GMM_EXPECT_CHIP = chip),
+            exec_properties = {"Pool": pool},
+            tags = tags + ["pallas", "tpu_pool", pool],
+            **kwargs
+        )
+
 def kernel_test(
         name,
         srcs,
@@ -55,9 +89,10 @@ def kernel_test(
         **kwargs):
     """One test source, run on each backend.
 
-    Makes `<name>_interpret` and `<name>_xla`, which run anywhere, and
-    `<name>_tpu`, which fails where no TPU is attached. The tests take the
-    fixture `backend`.
+    Makes `<name>_interpret` and `<name>_xla`, which run anywhere, and for
+    "pallas" `<name>_tpu`, on the TPU of this machine, and the targets of
+    `pool_test`. Those fail where no TPU is attached. The tests take the fixture
+    `backend`.
 
     Args:
       name: stem of the targets' names.
@@ -67,7 +102,8 @@ def kernel_test(
       args: as in `pytest_test`.
       size: Bazel's, of the targets on a CPU.
       tags: for every target, besides the backend's own.
-      shard_count: of the targets on a CPU; the TPU is one machine's.
+      shard_count: of the targets on a CPU and in a pool; one machine's TPU
+        holds one process.
       workers: as in `pytest_test`, of the targets on a CPU.
       **kwargs: as in `pytest_test`.
     """
@@ -82,6 +118,18 @@ def kernel_test(
             shard_count = None if on_tpu else shard_count,
             tags = tags + own_tags,
             workers = 0 if on_tpu else workers,
+            deps = deps,
+            **kwargs
+        )
+
+    if "pallas" in backends:
+        pool_test(
+            name = name,
+            size = "enormous",
+            srcs = srcs,
+            args = args,
+            shard_count = shard_count,
+            tags = tags,
             deps = deps,
             **kwargs
         )

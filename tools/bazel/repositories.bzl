@@ -7,6 +7,7 @@
 Bazel 7 and later use MODULE.bazel instead and never load this file.
 """
 
+load("//tools/bazel:pool.bzl", "pool_repository")
 load("//tools/bazel:pypi.bzl", "pypi_repository")
 load("//tools/bazel:shims.bzl", "SHIMS", "shim_repository")
 
@@ -27,3 +28,7 @@ def gmm_repositories():
             requirements_lock = Label("//:requirements.lock"),
         )
         native.register_toolchains("@pypi//:toolchain")
+
+    # Its toolchain is for --extra_toolchains alone.
+    if not native.existing_rule("tpu_pool"):
+        pool_repository(name = "tpu_pool")

@@ -4,8 +4,8 @@ The tools inside Bazel 4 ask for these by name and would download them. The
 native rules are the same code, so a few lines save the network.
 """
 
-def _reexport(rules):
-    lines = ['"""Native rules under the name that others load."""', ""]
+def _reexport(rules, first = ""):
+    lines = ['"""Native rules under the name that others load."""', "", first]
     lines += ["{0} = native.{0}".format(rule) for rule in rules]
     return "\n".join(lines) + "\n"
 
@@ -36,6 +36,14 @@ _PYTHON_RULES = [
     "py_runtime",
     "py_test",
 ]
+
+# No native rule, but Bazel has it all the same. A file cannot export what it
+# loads, unless it gives that a name of its own.
+_LOAD_PAIR = """\
+load("@bazel_tools//tools/python:toolchain.bzl", _pair = "py_runtime_pair")
+
+py_runtime_pair = _pair
+"""
 
 _PROTO_DEFS = """\
 \"\"\"Native rules under the name that others load.\"\"\"
@@ -80,7 +88,7 @@ SHIMS = {
     },
     "rules_python": {
         "python/BUILD": "",
-        "python/defs.bzl": _reexport(_PYTHON_RULES),
+        "python/defs.bzl": _reexport(_PYTHON_RULES, _LOAD_PAIR),
     },
 }
 
