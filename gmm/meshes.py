@@ -25,19 +25,26 @@ def check_whole(problem: Problem, **operands: Any) -> None:
     **operands: arrays, or None, by the names that the caller knows them by.
 
   Raises:
-    NotImplementedError: one is sharded over an explicit axis of a mesh.
+    NotImplementedError: one is sharded over an explicit axis of a mesh, or a
+      part of a sum.
   """
   for name, x in operands.items():
     spec = PartitionSpec() if x is None else jax.typeof(x).sharding.spec
-    if all(axes is None for axes in spec) and not _partial_sums(spec):
+    axes = _axes(spec)
+    if not axes:
       continue
     why = "which rows and groups each device would multiply is not known"
-    how = "wrap the call in jax.shard_map"
-    axis = _summed_axis(problem, name, len(spec))
-    if axis is not None and spec[axis] is not None:
+    how = f"wrap the call in jax.shard_map over {', '.join(map(repr, axes))}"
+    summed = _summed_axis(problem, name, len(spec.partitions))
+    if spec.unreduced:
+      why = "each device has a part of the sum that it is"
+      how = "let jax.reshard add the parts up"
+    elif summed is not None and spec.partitions[summed] is not None:
       letter = "m" if problem.kind == "tgmm" else "k"
       why = f"that splits {letter}, so that each device has a part of the sum"
-      how += f", with jax.lax.psum(..., {spec[axis]!r}) of the products"
+      how += (
+        f", with jax.lax.psum(..., {spec.partitions[summed]!r}) of the products"
+      )
     raise NotImplementedError(
       f"`{name}` is sharded as {spec} over explicit mesh axes, and {why}; "
       f"{how}. Or give every device the whole of it, jax.reshard(..., jax.P()),"
@@ -52,7 +59,7 @@ def check_batch(operands: Sequence[jax.Array]) -> None:
     NotImplementedError: it is, over an explicit axis of a mesh.
   """
   for x in operands:
-    axes = jax.typeof(x).sharding.spec[0]
+    axes = jax.typeof(x).sharding.spec.partitions[0]
     if axes is not None:
       raise NotImplementedError(
         f"vmap over a batch that is sharded over the explicit mesh axis "
@@ -110,5 +117,9 @@ def _summed_axis(problem: Problem, name: str, rank: int) -> int | None:
   return None
 
 
-def _partial_sums(spec: PartitionSpec) -> bool:
-  return bool(spec.unreduced or spec.reduced)
+def _axes(spec: PartitionSpec) -> list[str]:
+  """The mesh axes that a spec names."""
+  names = {*spec.unreduced, *spec.reduced}
+  for along in spec.partitions:
+    names |= set(along) if isinstance(along, tuple) else {along}
+  return sorted(names - {None})

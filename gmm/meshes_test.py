@@ -106,6 +106,19 @@ def test_tgmm_of_sharded_rows_is_refused():
     ops.tgmm(put(x), put(x, "x"), sizes, num_groups=G)
 
 
+def test_parts_of_a_sum_are_refused():
+  x, weight, sizes = operands()
+
+  def product(x, mix, weight):
+    parts = jnp.dot(x, mix, out_sharding=P(None, None, unreduced={"x"}))
+    return ops.gmm(parts, weight, sizes)
+
+  args = put(x, None, "x"), put(np.eye(K, dtype=np.float32), "x"), put(weight)
+  said = "`lhs` is .* a part of the sum.*let jax.reshard add"
+  with jax.set_mesh(mesh_of()), pytest.raises(NotImplementedError, match=said):
+    jax.eval_shape(product, *args)
+
+
 def test_a_sharded_batch_is_refused():
   x, weight, sizes = operands()
   batch = put(jnp.stack([x] * 8), "x")
@@ -209,9 +222,16 @@ def test_an_axis_that_the_mesh_has_not():
     jax.eval_shape(gmm, *operands())
 
 
-def test_auto_axes_on_tpu_need_shard_map():
-  mesh = mesh_of(AxisType.Auto)
+@pytest.mark.parametrize("within", [False, True])
+def test_auto_axes_on_tpu_need_shard_map(within):
+  kinds = (AxisType.Auto, AxisType.Auto)
+  mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=kinds)
   args = [jax.device_put(a, NamedSharding(mesh, P())) for a in operands()]
-  traced = jax.jit(functools.partial(ops.gmm, config=V6E)).trace(*args)
+  gmm = functools.partial(ops.gmm, config=V6E)
+  if within:  # One that leaves an axis out is not enough.
+    gmm = jax.shard_map(
+      gmm, mesh=mesh, in_specs=P(), out_specs=P(), axis_names={"x"}
+    )
+  traced = jax.jit(gmm).trace(*args)
   with pytest.raises(NotImplementedError, match="wrap the call in a shard_map"):
     traced.lower(lowering_platforms=("tpu",))
