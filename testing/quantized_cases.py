@@ -150,6 +150,24 @@ def _packed() -> Iterator[Case]:
       )
 
 
+def _packed_in_tiles() -> Iterator[Case]:
+  """Several tiles along the packed axis, of which the last one is short."""
+  for pattern in ("ragged", "short"):
+    for layout, blocks in (("T", 1), ("T", 7)):
+      yield Case(
+        name=f"packed-long-{layout}-{blocks}-{pattern}",
+        dtypes="bf16_i4",
+        packed=True,
+        m=24,
+        k=1288,
+        n=72,
+        scale_blocks=blocks,
+        transpose_rhs=layout == "T",
+        tiling=(32, 1024, 128),
+        group_sizes=patterns.PATTERNS[pattern](24, 4),
+      )
+
+
 def _biases() -> Iterator[Case]:
   """Without a scale: rows of no group get none, and every row one at most."""
   shared: dict[str, Any] = {"m": 44, "k": 40, "n": 136, "bias": True}
@@ -186,4 +204,5 @@ def rows() -> Iterator[Case]:
   yield from map(_case_of, designed_rows())
   yield from _field_rows()
   yield from _packed()
+  yield from _packed_in_tiles()
   yield from _biases()

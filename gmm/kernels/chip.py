@@ -26,6 +26,8 @@ class ChipSpec:
     mxu_size: rows and columns of a weight tile that one MXU holds.
     mxu_dtypes: operand formats that the MXU multiplies as they are; the others
       are widened to bfloat16 in VMEM.
+    beside_bfloat16: formats of float8 of which it takes a weight beside an
+      operand in bfloat16, as it is.
     lacks: formats that it cannot even widen in VMEM.
     hbm_bytes_per_second: peak bandwidth of one core.
     bf16_flops: peak rate of one core.
@@ -37,6 +39,7 @@ class ChipSpec:
   vmem_bytes: int
   mxu_size: int
   mxu_dtypes: frozenset[str]
+  beside_bfloat16: frozenset[str]
   lacks: frozenset[str]
   hbm_bytes_per_second: float
   bf16_flops: float
@@ -55,6 +58,7 @@ def _spec(
   version: pltpu.ChipVersion,
   *device_kinds: str,
   num_cores: int = 1,
+  beside_bfloat16: tuple[str, ...] = (),
   lacks: frozenset[str] = frozenset({"float4_e2m1fn"}),
 ) -> ChipSpec:
   info = pltpu.get_tpu_info_for_chip(version, num_cores)
@@ -65,6 +69,7 @@ def _spec(
     vmem_bytes=info.vmem_capacity_bytes,
     mxu_size=info.mxu_column_size,
     mxu_dtypes=frozenset(f for f in _FORMATS if info.is_matmul_supported(f, f)),
+    beside_bfloat16=frozenset(beside_bfloat16),
     lacks=lacks,
     hbm_bytes_per_second=info.mem_bw_bytes_per_second,
     bf16_flops=info.bf16_ops_per_second,
@@ -78,8 +83,20 @@ CHIPS: dict[str, ChipSpec] = {
     _spec("v4", _VERSIONS.TPU_V4, "TPU v4", num_cores=2),
     _spec("v5e", _VERSIONS.TPU_V5E, "TPU v5 lite", "TPU v5e"),
     _spec("v5p", _VERSIONS.TPU_V5P, "TPU v5", "TPU v5p", num_cores=2),
-    _spec("v6e", _VERSIONS.TPU_V6E, "TPU v6 lite", "TPU v6e"),
-    _spec("tpu7x", _VERSIONS.TPU_7X, "TPU7x", lacks=frozenset()),
+    _spec(
+      "v6e",
+      _VERSIONS.TPU_V6E,
+      "TPU v6 lite",
+      "TPU v6e",
+      beside_bfloat16=("float8_e4m3b11fnuz", "float8_e5m2"),
+    ),
+    _spec(
+      "tpu7x",
+      _VERSIONS.TPU_7X,
+      "TPU7x",
+      beside_bfloat16=("float8_e4m3fn", "float8_e5m2"),
+      lacks=frozenset(),
+    ),
   )
 }
 

@@ -14,8 +14,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm import varying
-from gmm.config import Problem, bits
-from gmm.kernels import pairs
+from gmm.config import PACKED, Problem, bits
+from gmm.kernels import float8, pairs
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import Plan
 
@@ -44,13 +44,16 @@ def interpret_params(interpret: Any) -> Any:
 
 
 def last_lanes(plan: Plan, interpreted: bool) -> jax.Array:
-  """Lanes that copies move of the last k tile and the last n tile, int32 [2].
+  """Lanes that copies move of last tiles: of k, of n and of words, int32 [3].
+
+  Words are those of a weight that is packed along its lanes.
 
   A TPU's memory holds whole registers of 128 lanes: a last tile that ends
   within one is moved with the lanes that pad it, which nothing reads.
   Interpreted memory has no such lanes. The kernel is told, and does not ask.
   """
-  lasts = (plan.k.last, plan.n.last)
+  packed = plan.k if plan.problem.packed_axis == "k" else plan.n
+  lasts = (plan.k.last, plan.n.last, packed.last // PACKED)
   return jnp.array(
     [x if interpreted else round_up(x, LANES) for x in lasts], jnp.int32
   )
@@ -167,6 +170,8 @@ def dot(
 ) -> jax.Array:
   """Widens both operands and multiplies them, contracting one axis of each.
 
+  A weight of float8 is not widened where the MXU takes it beside bfloat16.
+
   Integers that the MXU does not take are multiplied as bfloat16, which holds
   them exactly, in pieces short enough for float32 to add up exactly.
   """
@@ -175,7 +180,11 @@ def dot(
   if contract == (1, 1) and rhs.shape[0] == 1:
     # The compiler makes a multiply and a sum of this one, in float32 only.
     compute = np.dtype(np.float32)
-  lhs, rhs = lhs.astype(compute), rhs.astype(compute)
+  lhs, ratio = lhs.astype(compute), None
+  if float8.stays_narrow(plan, rhs.dtype, compute):
+    rhs, ratio = float8.narrow(plan, rhs)
+  else:
+    rhs = rhs.astype(compute)
   dims = (((contract[0],), (contract[1],)), ((), ()))
   is_float = jnp.issubdtype(compute, jnp.floating)
   exact_pieces = integers and is_float
@@ -190,7 +199,8 @@ def dot(
     )
 
   if not exact_pieces:
-    return product(lhs, rhs)
+    value = product(lhs, rhs)
+    return value if ratio is None else value * ratio
   total = None
   size = lhs.shape[contract[0]]
   for start in range(0, size, EXACT_INT8_TERMS):

@@ -101,7 +101,7 @@ class Plan:
     ends = [self.chunk + self.block]
     # In NT fewer rows than the MXU's are not the ones that it streams: their
     # result is transposed, which takes most of the time that is gained.
-    short = not self.problem.transpose_rhs or self.chip.name in SHORT_NT_ENDS
+    short = not self.problem.contracts_lanes or self.chip.name in SHORT_NT_ENDS
     if self.chunk > LANES and short:
       ends.insert(0, LANES + self.block)
     return tuple(ends)
