@@ -168,6 +168,25 @@ def _packed_in_tiles() -> Iterator[Case]:
       )
 
 
+def _small_blocks() -> Iterator[Case]:
+  """Blocks of 16: the weight is scaled, or a loop goes over groups of them."""
+  for name, k, n in (("small_blocks", 288, 72), ("small_in_tiles", 512, 256)):
+    for layout in "NT":
+      for pattern in ("ragged", "short"):
+        yield Case(
+          name=f"{name}-{layout}-{pattern}",
+          dtypes="bf16_i8",
+          m=24,
+          k=k,
+          n=n,
+          scale_blocks=k // 16,
+          values="steep",
+          transpose_rhs=layout == "T",
+          tiling=(32, 256, 128) if k == 512 else None,
+          group_sizes=patterns.PATTERNS[pattern](24, 4),
+        )
+
+
 def _biases() -> Iterator[Case]:
   """Without a scale: rows of no group get none, and every row one at most."""
   shared: dict[str, Any] = {"m": 44, "k": 40, "n": 136, "bias": True}
@@ -205,4 +224,5 @@ def rows() -> Iterator[Case]:
   yield from _field_rows()
   yield from _packed()
   yield from _packed_in_tiles()
+  yield from _small_blocks()
   yield from _biases()

@@ -70,5 +70,8 @@ def values(plan: Plan, ref: Any, at: tuple[pl.Slice, pl.Slice]) -> jax.Array:
   """Some of k and some of n, as int4 [k, n], or [n, k] if packed along n."""
   k, n = at
   major, minor = (k, n) if plan.problem.packed_axis == "k" else (n, k)
-  rows = pl.ds(major.start // PACKED, major.size // PACKED)
+  start = major.start // PACKED
+  if not isinstance(start, int):  # whole registers of lanes, of words now
+    start = pl.multiple_of(start, LANES // PACKED)
+  rows = pl.ds(start, major.size // PACKED)
   return pltpu.bitcast(ref[rows, minor], jnp.int4)

@@ -242,9 +242,7 @@ class Body:
     """Calls fn for pieces of columns of some rows' product over k columns."""
     tile, place = self.tile(step, at), scales.place(self.plan.problem)
     if place == "n":
-      scaled = scales.scale_lhs(tile, k)
-      for n in scales.pieces(self.plan):
-        fn(n, scales.product_of_blocks(tile, scaled, k, n))
+      scales.each_of_blocks((tile,), k, lambda n, values: fn(n, *values))
       return
 
     def part(start: Any, size: int) -> None:

@@ -227,7 +227,8 @@ def _chunk(problem: Problem, chip: ChipSpec, tile_m: int, block: int) -> int:
   most = chip.mxu_size
   chunks = cdiv(tile_m, most)
   chunk = round_up(cdiv(tile_m, chunks), block)
-  if chip.name in SHORT_NT_ENDS and tile_m <= LANES:
+  narrow = bits(problem.rhs_dtype) <= 8 and chip.name in SHORT_NT_ENDS
+  if narrow and tile_m <= LANES:
     return chunk  # one product, and nothing to ask which
   if problem.contracts_lanes and most > LANES:
     # With fewer rows than the MXU has, the compiler keeps these in it instead

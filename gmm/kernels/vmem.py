@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from gmm.config import Problem, bits
-from gmm.kernels import carriers, pairs, row_scales, scales
+from gmm.kernels import carriers, pairs, row_scales, scales, small_blocks
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import PIECE_N, Plan, sublanes
 
@@ -96,6 +96,8 @@ def _most_spills(plan: Plan) -> int:
   if problem.scale_block:
     # What is scaled, in float32: a second result, and lhs.
     result += result + rows * plan.tile_k * (4 + wide)
+    if small_blocks.scales_weight(plan):
+      return result + lhs * wide * 9 // 8 + rhs * (4 + wide)
   if _takes_passes(problem):
     return result + (lhs + rhs) * 3 * wide  # the parts that are multiplied
   if problem.rhs_dtype != plan.compute_dtype and _widens_slowly(plan):
