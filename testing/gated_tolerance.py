@@ -140,7 +140,7 @@ def _eps(
   eps = tolerance.eps_of(dtypes, out, precision=precision, on_tpu=on_tpu)
   if case.case.scale_blocks and name:
     eps["operand_eps"] += tolerance.scaling_eps(
-      case, dtypes, name, on_tpu=on_tpu
+      case.case, dtypes, name, on_tpu=on_tpu
     )
   return eps
 

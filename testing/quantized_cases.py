@@ -187,6 +187,21 @@ def _small_blocks() -> Iterator[Case]:
         )
 
 
+def _pieces_of_small_blocks() -> Iterator[Case]:
+  """Loops over pieces of columns of the result, and of dlhs."""
+  for name, k, n in (("wide", 64, 1664), ("long", 1600, 64)):
+    yield Case(
+      name=f"small_blocks-{name}",
+      dtypes="bf16_i8",
+      m=24,
+      k=k,
+      n=n,
+      scale_blocks=k // 16,
+      values="steep",
+      group_sizes=patterns.PATTERNS["ragged"](24, 4),
+    )
+
+
 def _biases() -> Iterator[Case]:
   """Without a scale: rows of no group get none, and every row one at most."""
   shared: dict[str, Any] = {"m": 44, "k": 40, "n": 136, "bias": True}
@@ -225,4 +240,5 @@ def rows() -> Iterator[Case]:
   yield from _packed()
   yield from _packed_in_tiles()
   yield from _small_blocks()
+  yield from _pieces_of_small_blocks()
   yield from _biases()

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm.config import PACKED, Problem
-from gmm.kernels import scales
+from gmm.kernels import grid, scales
 from gmm.kernels.grid import LANES, Axis
 from gmm.kernels.plan import Plan
 
@@ -70,7 +70,7 @@ def values(plan: Plan, ref: Any, at: tuple[pl.Slice, pl.Slice]) -> jax.Array:
   """Some of k and some of n, as int4 [k, n], or [n, k] if packed along n."""
   k, n = at
   major, minor = (k, n) if plan.problem.packed_axis == "k" else (n, k)
-  start = major.start // PACKED
+  start = grid.divided(major.start, PACKED)
   if not isinstance(start, int):  # whole registers of lanes, of words now
     start = pl.multiple_of(start, LANES // PACKED)
   rows = pl.ds(start, major.size // PACKED)

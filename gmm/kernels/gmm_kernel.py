@@ -29,6 +29,7 @@ from gmm.kernels import (
   products,
   row_scales,
   scales,
+  small_blocks,
   zeros,
 )
 from gmm.kernels.gmm_memory import (
@@ -245,13 +246,19 @@ class Body:
       scales.each_of_blocks((tile,), k, lambda n, values: fn(n, *values))
       return
 
+    def one(n: pl.Slice) -> None:
+      if place == "k":
+        fn(n, scales.sum_over_blocks(tile, k, n))
+        return
+      columns = pl.ds(0, k)
+      fn(n, tile.dot(tile.lhs(columns), tile.rhs(columns, n)))
+
     def part(start: Any, size: int) -> None:
+      if small_blocks.scales_weight(self.plan):
+        small_blocks.each_piece(self.plan, (start, size), PIECE_N, one)
+        return
       for n in launch.pieces(size, PIECE_N, start):
-        if place == "k":
-          fn(n, scales.sum_over_blocks(tile, k, n))
-        else:
-          columns = pl.ds(0, k)
-          fn(n, tile.dot(tile.lhs(columns), tile.rhs(columns, n)))
+        one(n)
 
     launch.each_part(self.plan.tile_n, self.plan.parts, part)
 

@@ -108,9 +108,23 @@ class Plan:
     short = not self.problem.contracts_lanes or self.chip.name in SHORT_NT_ENDS
     if self.chunk > LANES and short:
       ends.insert(0, LANES + self.block)
-    if self.has_quick_weights and not self.problem.contracts_lanes:
+    pushed_whole = self.problem.contracts_lanes and not self.turns_weight
+    if self.has_quick_weights and not pushed_whole:
       ends.insert(0, FEW_ROWS + self.block)
     return tuple(ends)
+
+  @property
+  def turns_weight(self) -> bool:
+    """Whether few rows of NT are multiplied by a weight transposed before.
+
+    The MXU takes longer to transpose what int8 is widened to than the XLU takes
+    to transpose it as it is stored.
+    """
+    return (
+      self.has_quick_weights
+      and self.problem.contracts_lanes
+      and self.problem.rhs_dtype == np.int8
+    )
 
   @property
   def has_quick_weights(self) -> bool:

@@ -227,16 +227,18 @@ def each_of_blocks(
   plan, columns = tiles[0].plan, pl.ds(0, k)
   size = plan.tile_n
   if small_blocks.scales_weight(plan):
-    for n in _cut(size, small_blocks.piece(plan)):
+
+    def one(n: pl.Slice) -> None:
+      weights = [small_blocks.scaled_weight(tile, columns, n) for tile in tiles]
       fn(
         n,
         tuple(
-          tile.dot(
-            tile.lhs(columns), small_blocks.scaled_weight(tile, columns, n)
-          )
-          for tile in tiles
+          tile.dot(tile.lhs(columns), weight)
+          for tile, weight in zip(tiles, weights, strict=True)
         ),
       )
+
+    small_blocks.each_piece(plan, (0, size), small_blocks.piece(plan), one)
     return
 
   def each(some: tuple[_Some, ...]) -> None:

@@ -12,6 +12,7 @@ time, and is as much code as there are blocks. Instead:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,11 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
+from gmm.kernels import grid
 from gmm.kernels.grid import LANES
 from gmm.kernels.plan import PIECE_N, Plan, sublanes
 
 # Rows of a register of 32-bit values.
 _SUBLANES = 8
+# Pieces of columns that are worth a loop.
+_LEAST_TURNS = 3
 
 
 def scales_weight(plan: Plan) -> bool:
@@ -75,7 +79,9 @@ def scaled_weight(tile: Any, k: pl.Slice, n: pl.Slice) -> jax.Array:
   block = plan.problem.scale_block
   rows, lanes = (k, n) if plan.problem.scale_axis == "k" else (n, k)
   wide = tile.rhs(k, n).astype(np.float32)
-  scale = rows_of(tile, rows.start // block, -(-rows.size // block), lanes)
+  # In a loop over pieces that start at whole registers of scales.
+  first = grid.divided(rows.start, block)
+  scale = rows_of(tile, first, -(-rows.size // block), lanes)
   whole = rows.size // block
   parts = []
   if whole:
@@ -111,3 +117,71 @@ def turns(plan: Plan, size: int) -> int:
   count = size // plan.problem.scale_block // group(plan)
   width = group(plan) * plan.problem.scale_block
   return count if count > 1 and _starts_on_rows(plan, width) else 0
+
+
+def each_piece(
+  plan: Plan,
+  columns: tuple[Any, int],
+  piece: int,
+  fn: Callable[[pl.Slice], None],
+) -> None:
+  """Calls fn for pieces of columns: of many whole ones, in a loop.
+
+  Args:
+    plan: the static choices; it `scales_weight`.
+    columns: where they start, and how many they are.
+    piece: most columns of a piece.
+    fn: takes a piece.
+  """
+  start, size = columns
+  whole = _turns_of_pieces(plan, size, piece)
+  if whole:
+
+    @pl.loop(0, whole)
+    def _(i: jax.Array) -> None:
+      fn(pl.ds(pl.multiple_of(start + i * piece, LANES), piece))
+
+  for at in range(whole * piece, size, piece):
+    first = start + at
+    if not isinstance(first, int):
+      first = pl.multiple_of(first, LANES)
+    fn(pl.ds(first, min(piece, size - at)))
+
+
+def _turns_of_pieces(plan: Plan, size: int, piece: int) -> int:
+  """Whole pieces that are worth a loop, or 0."""
+  problem, whole = plan.problem, size // piece
+  if whole < _LEAST_TURNS:
+    return 0
+  unit = sublanes(problem.scale_dtype) * problem.scale_block
+  return whole if problem.scale_axis == "k" or piece % unit == 0 else 0
+
+
+def arm_turns(plan: Plan) -> tuple[int, ...]:
+  """How often each stretch of a product's code runs, in its order.
+
+  A product without a loop of its own is one stretch. (All products of a plan,
+  and of its k tiles, are made alike.)
+  """
+  problem = plan.problem
+  if not problem.scale_block or problem.pair is not None:
+    return (1,)
+  along_k = problem.scale_axis == "k"
+  columns = plan.tile_n // plan.parts
+  if problem.scale_block >= (problem.k if along_k else problem.n):
+    return (1,)
+  if scales_weight(plan):
+    size = PIECE_N if along_k else piece(plan)
+    whole = _turns_of_pieces(plan, columns, size)
+    return _loop_and_rest(whole, columns - whole * size)
+  size = plan.tile_k if along_k else plan.tile_n
+  count = turns(plan, size)
+  width = group(plan) * problem.scale_block
+  loop = _loop_and_rest(count, size - count * width)
+  if count and along_k:
+    return loop * -(-columns // PIECE_N)
+  return loop
+
+
+def _loop_and_rest(turns: int, rest: int) -> tuple[int, ...]:
+  return (turns,) * (turns > 0) + (1,) * (rest > 0)
