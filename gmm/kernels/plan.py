@@ -21,8 +21,8 @@ ZERO_BYTES = 1 << 20
 # rows, and would take 2,244 cycles for 272.)
 SHORT_ENDS = {"nn": (128,), "nt": ()}
 SHORT_ENDS_ON = {"tpu7x": {"nn": (64, 128, 192), "nt": (128, 192)}}
-# Chips where tgmm's product of few rows has more bundles than the MXU has cycles,
-# but for those that read the sum of the group's rows before.
+# Chips where a product of few rows in tgmm has more bundles than the MXU has
+# cycles, for what it reads and adds of the rows before.
 ALONE_ON = ("tpu7x",)
 
 
