@@ -13,9 +13,17 @@ from gmm.kernels.grid import LANES, Axis, round_up
 # Columns of one MXU product: its float32 result must not swamp the registers.
 PIECE_N = 512
 ZERO_BYTES = 1 << 20
-# Chips where NT ends with fewer rows, too: Gemma4's wi takes 1,747 bundles for
-# 144 rows on tpu7x, and would take 2,244 cycles for 272.
-SHORT_NT_ENDS = ("tpu7x",)
+# Rows, but for a block, of the products that may end a window before the chunk
+# is full. In NT fewer rows than the MXU's are not the ones that it streams:
+# their result is transposed, which takes most of the time that is gained; but
+# where the schedule has fewer bundles than the MXU has cycles that is hidden,
+# and more lengths pay. (Gemma4's wi on tpu7x: NT takes 1,747 bundles for 144
+# rows, and would take 2,244 cycles for 272.)
+SHORT_ENDS = {"nn": (128,), "nt": ()}
+SHORT_ENDS_ON = {"tpu7x": {"nn": (64, 128, 192), "nt": (128, 192)}}
+# Chips where a product of few rows in tgmm has more bundles than the MXU has
+# cycles, for what it reads and adds of the rows before.
+ALONE_ON = ("tpu7x",)
 # Chips whose memory brings a weight of 8 bits sooner than the MXU has passed
 # 144 rows; and what fewer rows a product then has, where groups have fewer.
 QUICK_WEIGHTS = ("tpu7x",)
@@ -102,16 +110,23 @@ class Plan:
     """
     if self.problem.kind == "tgmm":
       return tuple(self.chunk * i for i in range(1, self.run + 1))
-    ends = [self.chunk + self.block]
-    # In NT fewer rows than the MXU's are not the ones that it streams: their
-    # result is transposed, which takes most of the time that is gained.
-    short = not self.problem.contracts_lanes or self.chip.name in SHORT_NT_ENDS
-    if self.chunk > LANES and short:
-      ends.insert(0, LANES + self.block)
-    pushed_whole = self.problem.contracts_lanes and not self.turns_weight
-    if self.has_quick_weights and not pushed_whole:
-      ends.insert(0, FEW_ROWS + self.block)
-    return tuple(ends)
+    nt = self.problem.contracts_lanes
+    short = SHORT_ENDS_ON.get(self.chip.name, SHORT_ENDS)["nt" if nt else "nn"]
+    if self.has_quick_weights and (not nt or self.turns_weight):
+      short = (FEW_ROWS, *short)
+    ends = [rows for rows in short if rows < self.chunk]
+    return tuple(rows + self.block for rows in (*ends, self.chunk))
+
+  @property
+  def alone(self) -> tuple[int, ...]:
+    """Rows of the products of tgmm that are all of a group: they add nothing.
+
+    A group of one chunk needs no accumulator. (With parts, the loop takes what
+    is gained.)
+    """
+    if self.problem.kind != "tgmm" or self.chip.name not in ALONE_ON:
+      return ()
+    return (self.chunk,) if self.parts == 1 else ()
 
   @property
   def turns_weight(self) -> bool:
@@ -140,7 +155,7 @@ class Plan:
   @property
   def products(self) -> tuple[int, ...]:
     """Rows of every MXU product, in the order of the kernel's code."""
-    return self.whole + self.ends
+    return self.whole + self.alone + self.ends
 
   @property
   def k(self) -> Axis:
