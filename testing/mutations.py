@@ -295,7 +295,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     file="kernels/small_blocks.py",
     old="scale[:whole, None, :]",
     new="scale[:1, None, :]",
-    cases=("out:small_blocks-N-ragged", "dlhs:small_blocks-N-ragged"),
+    cases=("out:small_blocks-wide-ragged", "dlhs:small_blocks-long-ragged"),
   ),
   Mutation(
     name="every_turn_with_the_first_scales",
