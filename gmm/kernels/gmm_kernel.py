@@ -195,10 +195,7 @@ class Body:
 
   def begin_out(self, step: Step) -> None:
     """Waits until the visit's out buffer is free, and what exists is there."""
-    for slot in range(2):
-      pl.when(step.out_slot == slot)(
-        functools.partial(self.memory.wait_sent, step.pending, slot)
-      )
+    self.memory.wait_sent(step.pending, step.out_slot)
     if self.has_existing:
       self.memory.copy_existing(step, "wait")
 

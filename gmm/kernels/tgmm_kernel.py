@@ -223,12 +223,15 @@ class _Body:
       ),
     )
 
-  def wait_out(self, pending: tuple[jax.Array, ...], slot: int) -> None:
+  def wait_out(
+    self, pending: tuple[jax.Array, ...], slot: jax.Array | int
+  ) -> None:
     """Waits until an out buffer may be written again."""
+    outer = grid.of_two(pending, slot)
 
-    @pl.when(pending[slot] >= 0)
+    @pl.when(outer >= 0)
     def _() -> None:
-      self.out_copy(slot, pending[slot], 0, "wait")
+      self.out_copy(slot, outer, 0, "wait")
 
   # ---- steps
 
@@ -245,17 +248,12 @@ class _Body:
     self.copies(now, index, "wait")
     ends = self.rows.is_last_tile(now)
     out_slot = parity(step.done)
-
-    for i in range(2):
-
-      @pl.when(jnp.logical_and(ends, out_slot == i))
-      def _(i: int = i) -> None:
-        self.wait_out(step.pending, i)
-
-    self.compute(now, parity(index), ends, out_slot)
+    last = self.compute(now, parity(index), ends)
 
     @pl.when(ends)
     def _() -> None:
+      self.wait_out(step.pending, out_slot)
+      last(out_slot)
       self.out_copy(out_slot, now.outer, now.id, "start")
 
     sent = [jnp.logical_and(ends, out_slot == i) for i in range(2)]
@@ -265,14 +263,18 @@ class _Body:
     return Step(after, step.done + ends.astype(jnp.int32), pending)
 
   def compute(
-    self, now: Visit, slot: jax.Array, ends: jax.Array, out_slot: jax.Array
-  ) -> None:
-    """Adds the window's rows; the group's last ones complete its result.
+    self, now: Visit, slot: jax.Array, ends: jax.Array
+  ) -> Callable[[jax.Array], None]:
+    """Adds the window's rows to acc, but for the group's last ones.
 
     1. Rows before the group lie in the first block: zeroed where they are.
     2. Rows after it, and those that the buffer held before, can only lie in
        the product that ends its last window: masked there (other windows are
        whole units). Both operands are, since 0 * NaN is NaN.
+
+    Returns:
+      What adds those, too, and completes an out buffer: to call where the
+      window ends its group.
     """
     window = self.rows.window_of(now)
 
@@ -285,10 +287,11 @@ class _Body:
     add = functools.partial(self.add, (slot, now.tile == 0), window)
     products.each_whole(self.plan, chunks, add)
 
-    @pl.when(ends)
-    def _() -> None:
-      last = functools.partial(add, target=out_slot)
-      products.end(self.plan, window.rows, chunks, last)
+    def last(target: jax.Array) -> None:
+      add_to = functools.partial(add, target=target)
+      products.end(self.plan, window.rows, chunks, add_to)
+
+    return last
 
   def clear_head(self, window: Window, slot: jax.Array) -> None:
     rows = grid.block_rows(self.plan.block, window.start)
