@@ -236,8 +236,8 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="drhs_windows_not_added_up",
     file="kernels/tgmm_kernel.py",
-    old="self.buf.acc[k, n] = before + value",
-    new="self.buf.acc[k, n] = value",
+    old="          value = before + value\n",
+    new="          pass\n",
     cases=("drhs:existing-all",),
   ),
   Mutation(

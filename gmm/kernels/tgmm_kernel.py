@@ -288,8 +288,16 @@ class _Body:
     products.each_whole(self.plan, chunks, add)
 
     def last(target: jax.Array) -> None:
+      end = functools.partial(products.end, self.plan, window.rows, chunks)
       add_to = functools.partial(add, target=target)
-      products.end(self.plan, window.rows, chunks, add_to)
+      if not self.plan.alone:
+        end(add_to)
+        return
+      (most,) = self.plan.alone
+      is_alone = jnp.logical_and(now.tile == 0, window.rows <= most)
+      rows = (np.int32(0), most)
+      alone = functools.partial(add_to, rows, adds=False)
+      lax.cond(is_alone, alone, functools.partial(end, add_to))
 
     return last
 
@@ -306,7 +314,9 @@ class _Body:
     operands: tuple[jax.Array, jax.Array],
     window: Window,
     at: Rows,
+    *,
     target: jax.Array | None = None,
+    adds: bool = True,
   ) -> None:
     """Adds a product to acc, or to acc and on to out[target].
 
@@ -315,6 +325,7 @@ class _Body:
       window: the visit's rows.
       at: the product's rows.
       target: an out buffer, for the group's last rows; None for acc.
+      adds: False where these are all of the group's rows.
     """
     (slot, begins), (row, count) = operands, at
     chunk = self.plan.chunk
@@ -338,12 +349,13 @@ class _Body:
       for n in launch.pieces(self.plan.tile_n, PIECE_N):
         dout = keep(self.buf.dout[slot, pl.ds(row, count), n])
         value = launch.dot(self.plan, lhs, dout, (0, 0))
-        # The first chunk must not read what scratch memory holds.
-        before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[k, n])
+        if adds:
+          # The first chunk must not read what scratch memory holds.
+          before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[k, n])
+          value = before + value
         if target is None:
-          self.buf.acc[k, n] = before + value
+          self.buf.acc[k, n] = value
         else:
-          total = (before + value).astype(self.buf.out.dtype)
-          self.buf.out[target, k, n] = total
+          self.buf.out[target, k, n] = value.astype(self.buf.out.dtype)
 
     launch.each_part(self.plan.tile_k, self.plan.parts, part)
