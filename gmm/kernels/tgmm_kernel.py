@@ -295,8 +295,7 @@ class _Body:
         return
       (most,) = self.plan.alone
       is_alone = jnp.logical_and(now.tile == 0, window.rows <= most)
-      rows = (np.int32(0), most)
-      alone = functools.partial(add_to, rows, adds=False)
+      alone = functools.partial(add_to, (0, most), adds=False)
       lax.cond(is_alone, alone, functools.partial(end, add_to))
 
     return last
