@@ -275,9 +275,8 @@ def candidates(
   most_rows = min(round_up(problem.m, block), MOST_ROWS)
   # An MXU of 256 columns takes 128 rows or fewer in the same time.
   least = 128 if chip.mxu_size > 128 else block
-  rows = {
-    min(max(r, least), most_rows) for r in (MOST_ROWS, 1024, 512, 256, 128, 64, 32)
-  }
+  heights = (MOST_ROWS, 1024, 512, 256, 128, 64, 32)
+  rows = {min(max(r, least), most_rows) for r in heights}
   columns = _splits(problem.n, chip)
   for tile_n in columns[:1] if pairs.is_wide(problem) else columns:
     for tile_k in _splits(problem.k, chip):
