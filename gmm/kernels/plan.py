@@ -13,12 +13,12 @@ from gmm.kernels.grid import LANES, Axis, round_up
 # Columns of one MXU product: its float32 result must not swamp the registers.
 PIECE_N = 512
 ZERO_BYTES = 1 << 20
+# Chips where NT ends with fewer rows, too: Gemma4's wi takes 1,747 bundles for
+# 144 rows on tpu7x, and would take 2,244 cycles for 272.
+SHORT_NT_ENDS = ("tpu7x",)
 # Rows, but for a block, of the products that may end a window before the chunk
-# is full. In NT fewer rows than the MXU's are not the ones that it streams:
-# their result is transposed, which takes most of the time that is gained; but
-# where the schedule has fewer bundles than the MXU has cycles that is hidden,
-# and more lengths pay. (Gemma4's wi on tpu7x: NT takes 1,747 bundles for 144
-# rows, and would take 2,244 cycles for 272.)
+# is full. Where the schedule has fewer bundles than the MXU has cycles, more of
+# them pay; in NT not the shortest, whose result takes as long to transpose.
 SHORT_ENDS = {"nn": (128,), "nt": ()}
 SHORT_ENDS_ON = {"tpu7x": {"nn": (64, 128, 192), "nt": (128, 192)}}
 # Chips where a product of few rows in tgmm has more bundles than the MXU has
@@ -110,12 +110,17 @@ class Plan:
     """
     if self.problem.kind == "tgmm":
       return tuple(self.chunk * i for i in range(1, self.run + 1))
-    nt = self.problem.contracts_lanes
-    short = SHORT_ENDS_ON.get(self.chip.name, SHORT_ENDS)["nt" if nt else "nn"]
-    if self.has_quick_weights and (not nt or self.turns_weight):
-      short = (FEW_ROWS, *short)
-    ends = [rows for rows in short if rows < self.chunk]
-    return tuple(rows + self.block for rows in (*ends, self.chunk))
+    ends = [self.chunk + self.block]
+    if self.chunk > LANES:
+      # In NT fewer rows than the MXU's are not the ones that it streams: their
+      # result is transposed, which takes most of the time that is gained.
+      mode = "nt" if self.problem.contracts_lanes else "nn"
+      short = SHORT_ENDS_ON.get(self.chip.name, SHORT_ENDS)[mode]
+      ends = [r + self.block for r in short if r < self.chunk] + ends
+    pushed_whole = self.problem.contracts_lanes and not self.turns_weight
+    if self.has_quick_weights and not pushed_whole:
+      ends.insert(0, FEW_ROWS + self.block)
+    return tuple(ends)
 
   @property
   def alone(self) -> tuple[int, ...]:
