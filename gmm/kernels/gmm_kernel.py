@@ -24,7 +24,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm.config import PACKED
-from gmm.kernels import grid, launch, products, row_scales, scales, zeros
+from gmm.kernels import (
+  grid,
+  launch,
+  products,
+  quantizing,
+  row_scales,
+  scales,
+  zeros,
+)
 from gmm.kernels.gmm_memory import (
   Ahead,
   Memory,
@@ -230,6 +238,10 @@ class Body:
   ) -> None:
     """Calls fn for pieces of columns of some rows' product over k columns."""
     tile, place = self.tile(step, at), scales.place(self.plan.problem)
+    quantised = None
+    if self.buf.quantised is not None:
+      ref = self.buf.quantised
+      quantised = ref, quantizing.quantize(tile, k, at[1], ref)
     if place == "n":
       scaled = scales.scale_lhs(tile, k)
       for n in scales.pieces(self.plan):
@@ -238,7 +250,9 @@ class Body:
 
     def part(start: Any, size: int) -> None:
       for n in launch.pieces(size, PIECE_N, start):
-        if place == "k":
+        if quantised is not None:
+          fn(n, quantizing.product(tile, k, n, quantised))
+        elif place == "k":
           fn(n, scales.sum_over_blocks(tile, k, n))
         else:
           columns = pl.ds(0, k)

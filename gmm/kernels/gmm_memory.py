@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm.config import PACKED
-from gmm.kernels import row_scales, scales
+from gmm.kernels import quantizing, row_scales, scales
 from gmm.kernels.grid import (
   LANES,
   Axis,
@@ -49,6 +49,7 @@ class Buffers(NamedTuple):
     rhs_sem: DMA semaphores [w].
     zero_sem: DMA semaphore [1].
     lhs_scale: VMEM [2, rows, 128], a part of `row_scales.table`, or None.
+    quantised: VMEM, rows of lhs as `quantizing` makes them, or None.
   """
 
   table: GroupTable
@@ -65,6 +66,7 @@ class Buffers(NamedTuple):
   rhs_sem: Any
   zero_sem: Any
   lhs_scale: Any = None
+  quantised: Any = None
 
 
 def scratch(plan: Plan) -> Buffers:
@@ -92,6 +94,11 @@ def scratch(plan: Plan) -> Buffers:
     zero_sem=pltpu.SemaphoreType.DMA((1,)),
     lhs_scale=pltpu.VMEM((2, row_scales.rows_in_vmem(plan), LANES), jnp.float32)
     if problem.lhs_scales
+    else None,
+    quantised=pltpu.VMEM(
+      quantizing.scratch_shape(plan), problem.lhs_quantization
+    )
+    if problem.lhs_quantization
     else None,
   )
 

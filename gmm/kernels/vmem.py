@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from gmm.config import Problem, bits
-from gmm.kernels import pairs, row_scales, scales
+from gmm.kernels import pairs, quantizing, row_scales, scales
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import PIECE_N, Plan, sublanes
 
@@ -57,6 +57,9 @@ def buffers(plan: Plan) -> int:
   out *= 4 if problem.has_existing else 2
   acc = _padded_bytes(rows, n, problem.acc_dtype) if plan.k.count > 1 else 0
   carry = _padded_bytes(plan.block, n, problem.out_dtype)
+  if problem.lhs_quantization:
+    shape = quantizing.scratch_shape(plan)
+    carry += _padded_bytes(*shape, problem.lhs_quantization)
   if problem.lhs_scales:
     shape = row_scales.rows_in_vmem(plan), LANES
     carry += 2 * _padded_bytes(*shape, np.dtype(np.float32))
