@@ -1,27 +1,57 @@
-"""An lhs that is quantised, with its scales, forward and back."""
+"""An lhs that is quantised, with its scales or on the way, forward and back."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from testing import harness, lhs_cases, parametrize
-
-_KERNELS = lhs_cases.CASES
+from gmm import ops
+from testing import harness, inputs, lhs_cases, parametrize, tolerance
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-  if "case" in metafunc.fixturenames:
-    parametrize.by_backend(
-      metafunc,
-      {"interpret": _KERNELS, "pallas": _KERNELS, "xla": lhs_cases.CASES},
-    )
+  refused = tuple(c for c in lhs_cases.MORE_CASES if c.refused_by("interpret"))
+  kernels = lhs_cases.KERNEL_CASES + refused
+  parametrize.by_backend(
+    metafunc,
+    {"interpret": kernels, "pallas": kernels, "xla": lhs_cases.XLA_CASES},
+  )
 
 
 def test_products(case, backend):
   if harness.refuses(case, backend):
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="`lhs_quantization`.*has"):
       harness.run_products(case, backend)
     return
   if backend == "xla":
-    # Their gradients, too.
-    harness.check(case, harness.run_vjp(case, backend))
+    results = harness.run_vjp(case, backend)  # gradients, too
   else:
-    harness.check(case, harness.run_products(case, backend))
+    results = harness.run_products(case, backend)
+  harness.check(case, results)
+  if case.lhs_quantization:
+    check_how_near(case, results["out"])
+
+
+def check_how_near(case, got):
+  """What quantising moves is no more than half a step of the format."""
+  want = tolerance.unquantised(case, inputs.make(case))
+  error = np.abs(got.astype(np.float64) - want.value)
+  assert np.all(error <= want.bound)
+
+
+def test_integers_are_added_up_in_int32(backend):
+  # In float32 each term would be rounded from 2**24 on.
+  k = 2000
+  lhs = np.full((8, k), 127, np.int8)
+  lhs[:, ::7] = np.arange(8)[:, None] + 1
+  out = ops.gmm(
+    lhs,
+    np.full((1, k, 8), 127, np.int8),
+    np.array([8]),
+    lhs_scale=np.ones((1, 1), np.float32),
+    preferred_element_type=jnp.float32,
+    config=ops.Config(backend=backend),
+  )
+  sums = 127 * lhs.astype(np.int64).sum(axis=1)
+  assert np.max(sums) > 2**24
+  want = np.broadcast_to(sums.astype(np.float32)[:, None], (8, 8))
+  np.testing.assert_array_equal(out, want)
