@@ -175,7 +175,8 @@ def dot(
   if contract == (1, 1) and rhs.shape[0] == 1:
     # The compiler makes a multiply and a sum of this one, in float32 only.
     compute = np.dtype(np.float32)
-  lhs, rhs = lhs.astype(compute), rhs.astype(compute)
+  if not all(map(_is_float8, (lhs.dtype, rhs.dtype, compute))):
+    lhs, rhs = lhs.astype(compute), rhs.astype(compute)
   dims = (((contract[0],), (contract[1],)), ((), ()))
   is_float = jnp.issubdtype(compute, jnp.floating)
   exact_pieces = integers and is_float
@@ -201,6 +202,10 @@ def dot(
     ).astype(np.int32)
     total = part if total is None else total + part
   return total
+
+
+def _is_float8(dtype: np.dtype) -> bool:
+  return dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.floating)
 
 
 def pieces(size: int, piece: int, start: Any = 0) -> list[pl.Slice]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from gmm.config import Problem, bits
-from gmm.kernels import pairs, quantizing, row_scales, scales
+from gmm.kernels import pairs, quantizing, row_scales, scales, tgmm_scales
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import PIECE_N, Plan, sublanes
 
@@ -45,7 +45,7 @@ def buffers(plan: Plan) -> int:
     acc = _padded_bytes(k, n, problem.acc_dtype)
     tail = problem.k % plan.zero_rows
     zeros += _padded_bytes(tail, problem.n, problem.out_dtype)
-    return lhs + dout + out + acc + zeros
+    return lhs + dout + out + acc + zeros + tgmm_scales.vmem_bytes(plan)
   rhs_shape = (n, k) if problem.transpose_rhs else (k, n)
   rhs = _padded_bytes(*rhs_shape, problem.rhs_dtype)
   if problem.scale_block:
