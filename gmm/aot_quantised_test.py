@@ -43,6 +43,7 @@ def step(lhs, rhs, scale, sizes, dout, *, config, transpose_rhs):
     ("v6e", "int8", 4, "gkn"),
     ("v6e", "int8", 1, "gnk"),
     ("v6e", "packed", 1, "gkn"),
+    ("v6e", "packed", 4, "gnk"),  # along lanes
     ("tpu7x", "int8", 4, "gnk"),
     ("tpu7x", "int4", 1, "gkn"),
     ("tpu7x", "float8_e4m3fn", 1, "gkn"),
@@ -53,7 +54,8 @@ def test_no_weight_is_copied(chip, dtype, blocks, layout):
   shape = (G, N, K) if transposed else (G, K, N)
   rhs = aot.spec(shape, "int32" if dtype == "packed" else dtype)
   if dtype == "packed":
-    rhs = aot.spec((G, K // 8, N), jnp.int32)
+    packed = (G, N, K // 8) if transposed else (G, K // 8, N)
+    rhs = aot.spec(packed, jnp.int32)
   compiled = aot.compile_for(
     functools.partial(
       step,

@@ -221,10 +221,11 @@ def pallas_refusal(problem: Problem, chip: Any = None) -> str | None:
     problem: the product.
     chip: the ChipSpec that it is for, or None to ask about all chips.
   """
-  if problem.packed_axis and not problem.packs_rows:
+  if problem.pair is not None and problem.packs_lanes:
     return (
-      "`rhs` is int32, packed along its last axis, which the Pallas kernels "
-      "cannot unpack; pack a weight [g, k / 8, n], or use backend='xla'"
+      "`rhs` is int32, packed along its last axis, which the Pallas kernels of "
+      "two products cannot unpack; pack weights [g, k / 8, n], or use "
+      "backend='xla'"
     )
   second = "rhs" if problem.kind == "gmm" else "dout"
   for name, dtype in (

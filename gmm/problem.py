@@ -97,6 +97,19 @@ class Problem:
     )
 
   @property
+  def packs_lanes(self) -> bool:
+    """Whether it is packed along its last axis."""
+    return bool(self.packed_axis) and not self.packs_rows
+
+  @property
+  def contracts_lanes(self) -> bool:
+    """Whether the product contracts the lanes of the weight's tiles.
+
+    What is packed along lanes is turned round before (kernels/carriers.py).
+    """
+    return self.transpose_rhs != self.packs_lanes
+
+  @property
   def out_shape(self) -> tuple[int, ...]:
     """Shape of the result."""
     if self.kind == "gmm":

@@ -247,8 +247,6 @@ class Case:
       backend: "interpret", "pallas" or "xla".
       chip: that is attached, for "pallas"; the case's own by default.
     """
-    if backend in _KERNEL_BACKENDS and self.packed and self.transpose_rhs:
-      return True
     if backend in _KERNEL_BACKENDS and self.formats.rhs.startswith("float4"):
       return (chip or self.chip) not in _HAVE_FLOAT4
     if backend in _KERNEL_BACKENDS and self.lhs_quantization:

@@ -75,9 +75,9 @@ MUTATIONS: tuple[Mutation, ...] = (
   ),
   Mutation(
     name="cotangent_of_up_scaled_as_that_of_gate",
-    file="kernels/gated_kernel.py",
-    old="scaled = [scales.scale_lhs(tile, k) for tile in tiles]",
-    new="scaled = [scales.scale_lhs(tiles[0], k)] * 2",
+    file="kernels/scales.py",
+    old="_product_of(tile, (one, lhs), k, n)",
+    new="_product_of(tile, (one, scaled[0]), k, n)",
     cases=("gated:split_blocks-ragged-middle-nan",),
   ),
   Mutation(

@@ -139,7 +139,9 @@ def _eps(
   precision = case.case.formats.precision
   eps = tolerance.eps_of(dtypes, out, precision=precision, on_tpu=on_tpu)
   if case.case.scale_blocks and name:
-    eps["operand_eps"] += tolerance.scaling_eps(dtypes, name, on_tpu=on_tpu)
+    eps["operand_eps"] += tolerance.scaling_eps(
+      case.case, dtypes, name, on_tpu=on_tpu
+    )
   return eps
 
 

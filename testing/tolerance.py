@@ -13,6 +13,8 @@ from testing import inputs
 from testing.case import Case
 
 _BF16_EPS = float(jnp.finfo(jnp.bfloat16).eps)
+# Elements of a block that the kernels scale the products of.
+_LEAST_BLOCK = 128
 _F32_EPS = float(jnp.finfo(jnp.float32).eps)
 
 
@@ -94,7 +96,7 @@ def _expected(
     if case.lhs_scale and not name:  # dout takes the scale
       eps["operand_eps"] += _F32_EPS + float(jnp.finfo(dtypes[1]).eps)
     if case.scale_blocks and name:
-      eps["operand_eps"] += scaling_eps(dtypes, name, on_tpu=on_tpu)
+      eps["operand_eps"] += scaling_eps(case, dtypes, name, on_tpu=on_tpu)
       eps["out_floor"] += flushed[name]
     bound = error_bound(value, size, terms=terms, **eps)
     return Expected(value=value, bound=bound)
@@ -196,15 +198,17 @@ def eps_of(
 
 
 def scaling_eps(
-  operands: tuple[np.dtype, np.dtype], name: str, *, on_tpu: bool
+  case: Case, operands: tuple[np.dtype, np.dtype], name: str, *, on_tpu: bool
 ) -> float:
   """What operands that are scaled before they are multiplied lose by it.
 
-  In dlhs dout is scaled, and rounded to the format that is multiplied. XLA
-  scales the weight, in float32, which a TPU multiplies as bfloat16.
+  In dlhs dout is scaled, or the weight, and rounded to the format that is
+  multiplied; a weight of blocks below 128 elements is so in the result, too.
+  XLA scales the weight, in float32, which a TPU multiplies as bfloat16.
   """
   compute = config_lib.compute_dtype(*map(jnp.dtype, operands))
-  if name == "dlhs" and compute != jnp.float32:
+  small = case.scale_blocks and case.k < _LEAST_BLOCK * case.scale_blocks
+  if (name == "dlhs" or small) and compute != jnp.float32:
     return _BF16_EPS + on_tpu * 2 * _BF16_EPS
   return on_tpu * 2 * _BF16_EPS
 

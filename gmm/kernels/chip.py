@@ -27,6 +27,8 @@ class ChipSpec:
     mxu_dtypes: operand formats that the MXU multiplies as they are; the others
       are widened to bfloat16 in VMEM.
     mxu_pairs: two formats that it multiplies with each other.
+    beside_bfloat16: formats of float8 of which it takes a weight beside an
+      operand in bfloat16, as it is.
     lacks: formats that it cannot even widen in VMEM.
     hbm_bytes_per_second: peak bandwidth of one core.
     bf16_flops: peak rate of one core.
@@ -39,6 +41,7 @@ class ChipSpec:
   mxu_size: int
   mxu_dtypes: frozenset[str]
   mxu_pairs: frozenset[frozenset[str]]
+  beside_bfloat16: frozenset[str]
   lacks: frozenset[str]
   hbm_bytes_per_second: float
   bf16_flops: float
@@ -59,6 +62,7 @@ def _spec(
   version: pltpu.ChipVersion,
   *device_kinds: str,
   num_cores: int = 1,
+  beside_bfloat16: tuple[str, ...] = (),
   lacks: frozenset[str] = frozenset({"float4_e2m1fn"}),
 ) -> ChipSpec:
   info = pltpu.get_tpu_info_for_chip(version, num_cores)
@@ -72,6 +76,7 @@ def _spec(
     mxu_pairs=frozenset(
       frozenset(p) for p in _PAIRS if info.is_matmul_supported(*p)
     ),
+    beside_bfloat16=frozenset(beside_bfloat16),
     lacks=lacks,
     hbm_bytes_per_second=info.mem_bw_bytes_per_second,
     bf16_flops=info.bf16_ops_per_second,
@@ -85,8 +90,20 @@ CHIPS: dict[str, ChipSpec] = {
     _spec("v4", _VERSIONS.TPU_V4, "TPU v4", num_cores=2),
     _spec("v5e", _VERSIONS.TPU_V5E, "TPU v5 lite", "TPU v5e"),
     _spec("v5p", _VERSIONS.TPU_V5P, "TPU v5", "TPU v5p", num_cores=2),
-    _spec("v6e", _VERSIONS.TPU_V6E, "TPU v6 lite", "TPU v6e"),
-    _spec("tpu7x", _VERSIONS.TPU_7X, "TPU7x", lacks=frozenset()),
+    _spec(
+      "v6e",
+      _VERSIONS.TPU_V6E,
+      "TPU v6 lite",
+      "TPU v6e",
+      beside_bfloat16=("float8_e4m3b11fnuz", "float8_e5m2"),
+    ),
+    _spec(
+      "tpu7x",
+      _VERSIONS.TPU_7X,
+      "TPU7x",
+      beside_bfloat16=("float8_e4m3fn", "float8_e5m2"),
+      lacks=frozenset(),
+    ),
   )
 }
 

@@ -265,14 +265,7 @@ class _Sum(_Pair):
     if scales.place(self.plan.problem) != "n":
       super().each_sums(step, at, k, both)
       return
-    tiles = self.tiles(step, at)
-    scaled = [scales.scale_lhs(tile, k) for tile in tiles]
-    for n in scales.pieces(self.plan):
-      sums = (
-        scales.product_of_blocks(tile, lhs, k, n)
-        for tile, lhs in zip(tiles, scaled, strict=True)
-      )
-      both(n, tuple(sums))
+    scales.each_of_blocks(self.tiles(step, at), k, both)
 
   def complete(
     self, step: Step, n: pl.Slice, sums: tuple[jax.Array, ...]

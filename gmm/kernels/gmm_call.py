@@ -54,7 +54,7 @@ def gmm(
   pad_m, pad_k, pad_n = plan.pads
   pads = [0, pad_n, pad_k] if problem.transpose_rhs else [0, pad_k, pad_n]
   if problem.packed_axis:
-    pads[1] //= PACKED
+    pads[1 if problem.packs_rows else 2] //= PACKED
   arrays = [
     sizes,
     offset,

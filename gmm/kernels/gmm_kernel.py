@@ -21,16 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from gmm.config import PACKED
 from gmm.kernels import (
+  carriers,
   grid,
   launch,
   products,
   quantizing,
   row_scales,
   scales,
+  small_blocks,
   zeros,
 )
 from gmm.kernels.gmm_memory import (
@@ -116,6 +116,10 @@ class Body:
     if self.plan.k.count == 1:
       self.fetch_weights_ahead(end_outer, step)
     self.memory.wait_operands(step)
+    if self.plan.problem.packs_lanes:
+      pl.when(step.fresh)(
+        lambda: carriers.turn(self.plan, self.buf, step.rhs_slot)
+      )
     return after._replace(pending=self.compute(totals, step))
 
   def fetch_weights_ahead(self, end_outer: Any, step: Step) -> None:
@@ -209,21 +213,22 @@ class Body:
 
   def tile(self, step: Step, at: Rows) -> scales.Tile:
     """Some rows and the weight tile of a step."""
-    buf, transposed = self.buf, self.plan.problem.transpose_rhs
+    buf, problem = self.buf, self.plan.problem
+    contract = 1, int(problem.contracts_lanes)
 
     def rhs(k: pl.Slice, n: pl.Slice) -> jax.Array:
-      major, minor = (n, k) if transposed else (k, n)
-      if not self.plan.problem.packed_axis:
-        return buf.rhs[step.rhs_slot, major, minor]
-      rows = pl.ds(major.start // PACKED, major.size // PACKED)
-      return pltpu.bitcast(buf.rhs[step.rhs_slot, rows, minor], jnp.int4)
+      if problem.packed_axis:
+        words = carriers.words(self.plan, buf, step.rhs_slot)
+        return carriers.values(self.plan, words, (k, n))
+      major, minor = (n, k) if problem.transpose_rhs else (k, n)
+      return buf.rhs[step.rhs_slot, major, minor]
 
     scale = buf.scale
     return scales.Tile(
       plan=self.plan,
       lhs=lambda k: buf.lhs[step.lhs_slot, pl.ds(*at), k],
       rhs=rhs,
-      dot=lambda x, y: launch.dot(self.plan, x, y, (1, int(transposed))),
+      dot=lambda x, y: launch.dot(self.plan, x, y, contract),
       scale=None if scale is None else scale.at[step.rhs_slot],
       inner=step.now.inner,
       outer=step.now.outer,
@@ -243,20 +248,25 @@ class Body:
       ref = self.buf.quantised
       quantised = ref, quantizing.quantize(tile, k, at[1], ref)
     if place == "n":
-      scaled = scales.scale_lhs(tile, k)
-      for n in scales.pieces(self.plan):
-        fn(n, scales.product_of_blocks(tile, scaled, k, n))
+      scales.each_of_blocks((tile,), k, lambda n, values: fn(n, *values))
       return
 
+    def one(n: pl.Slice) -> None:
+      if quantised is not None:
+        fn(n, quantizing.product(tile, k, n, quantised))
+        return
+      if place == "k":
+        fn(n, scales.sum_over_blocks(tile, k, n))
+        return
+      columns = pl.ds(0, k)
+      fn(n, tile.dot(tile.lhs(columns), tile.rhs(columns, n)))
+
     def part(start: Any, size: int) -> None:
+      if small_blocks.scales_weight(self.plan):
+        small_blocks.each_piece(self.plan, (start, size), PIECE_N, one)
+        return
       for n in launch.pieces(size, PIECE_N, start):
-        if quantised is not None:
-          fn(n, quantizing.product(tile, k, n, quantised))
-        elif place == "k":
-          fn(n, scales.sum_over_blocks(tile, k, n))
-        else:
-          columns = pl.ds(0, k)
-          fn(n, tile.dot(tile.lhs(columns), tile.rhs(columns, n)))
+        one(n)
 
     launch.each_part(self.plan.tile_n, self.plan.parts, part)
 

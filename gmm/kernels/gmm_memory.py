@@ -14,11 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from gmm.config import PACKED
-from gmm.kernels import quantizing, row_scales, scales
+from gmm.kernels import carriers, quantizing, row_scales, scales
 from gmm.kernels.grid import (
   LANES,
-  Axis,
   GroupTable,
   RowGrid,
   Visit,
@@ -50,6 +48,7 @@ class Buffers(NamedTuple):
     zero_sem: DMA semaphore [1].
     lhs_scale: VMEM [2, rows, 128], a part of `row_scales.table`, or None.
     quantised: VMEM, rows of lhs as `quantizing` makes them, or None.
+    turned: VMEM: the words of a weight tile, transposed; None for others.
   """
 
   table: GroupTable
@@ -67,6 +66,7 @@ class Buffers(NamedTuple):
   zero_sem: Any
   lhs_scale: Any = None
   quantised: Any = None
+  turned: Any = None
 
 
 def scratch(plan: Plan) -> Buffers:
@@ -100,18 +100,15 @@ def scratch(plan: Plan) -> Buffers:
     )
     if problem.lhs_quantization
     else None,
+    turned=carriers.turned(plan),
   )
 
 
 def _weights(plan: Plan) -> Any:
   """Tiles of weights, as they lie."""
   problem = plan.problem
-  k, n = plan.tile_k, plan.tile_n
-  rows, columns = (n, k) if problem.transpose_rhs else (k, n)
-  if problem.packed_axis:
-    shape = (plan.rhs_buffers, rows // PACKED, columns)
-    return pltpu.VMEM(shape, jnp.int32)
-  return pltpu.VMEM((plan.rhs_buffers, rows, columns), problem.rhs_dtype)
+  dtype = jnp.int32 if problem.packed_axis else problem.rhs_dtype
+  return pltpu.VMEM((plan.rhs_buffers, *carriers.tile_shape(plan)), dtype)
 
 
 class Pending(NamedTuple):
@@ -260,14 +257,10 @@ class Memory:
       )
 
     # Only the minor axis lies along lanes.
-    k_lanes = self.lanes[0] if transposed else None
-    n_lanes = None if transposed else self.lanes[1]
-    k_axis, n_axis = self.plan.k, self.plan.n
-    # A packed weight is so along its rows.
-    if self.plan.problem.packed_axis == "k":
-      k_axis = Axis(k_axis.size // PACKED, k_axis.tile // PACKED)
-    elif self.plan.problem.packed_axis == "n":
-      n_axis = Axis(n_axis.size // PACKED, n_axis.tile // PACKED)
+    packs_lanes = self.plan.problem.packs_lanes
+    k_lanes = self.lanes[2 if packs_lanes else 0] if transposed else None
+    n_lanes = None if transposed else self.lanes[2 if packs_lanes else 1]
+    k_axis, n_axis = carriers.axes(self.plan)
     k_axis.with_tile(
       weights.inner,
       lambda *k: n_axis.with_tile(

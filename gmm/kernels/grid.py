@@ -54,6 +54,13 @@ def round_up(a: int, b: int) -> int:
   return cdiv(a, b) * b
 
 
+def divided(index: Any, by: int) -> Any:
+  """The quotient of an index, static or traced, that is no less than 0."""
+  if isinstance(index, int):
+    return index // by
+  return lax.div(index, np.int32(by))
+
+
 @dataclasses.dataclass(frozen=True)
 class Axis:
   """One dimension cut into tiles; the last may be smaller, never padded.

@@ -14,10 +14,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from gmm import varying
-from gmm.config import Problem, bits
-from gmm.kernels import pairs
+from gmm.config import PACKED, Problem, bits
+from gmm.kernels import float8, pairs, small_blocks
 from gmm.kernels.grid import LANES, round_up
-from gmm.kernels.plan import Plan
+from gmm.kernels.plan import FEW_ROWS, Plan
 
 # Products of 8-bit integers that float32 adds up exactly: 2**24 / 2**14.
 EXACT_INT8_TERMS = 1024
@@ -44,13 +44,16 @@ def interpret_params(interpret: Any) -> Any:
 
 
 def last_lanes(plan: Plan, interpreted: bool) -> jax.Array:
-  """Lanes that copies move of the last k tile and the last n tile, int32 [2].
+  """Lanes that copies move of last tiles: of k, of n and of words, int32 [3].
+
+  Words are those of a weight that is packed along its lanes.
 
   A TPU's memory holds whole registers of 128 lanes: a last tile that ends
   within one is moved with the lanes that pad it, which nothing reads.
   Interpreted memory has no such lanes. The kernel is told, and does not ask.
   """
-  lasts = (plan.k.last, plan.n.last)
+  packed = plan.k if plan.problem.packed_axis == "k" else plan.n
+  lasts = (plan.k.last, plan.n.last, packed.last // PACKED)
   return jnp.array(
     [x if interpreted else round_up(x, LANES) for x in lasts], jnp.int32
   )
@@ -122,7 +125,11 @@ def call(
       "tiles.tile_k": str(plan.tile_k),
       "tiles.tile_n": str(plan.tile_n),
       "dims.size_lhs_sublane": str(plan.block),
-      "dims.product_rows": ",".join(map(str, plan.products)),
+      "dims.product_rows": ",".join(
+        str(rows)
+        for rows in plan.products
+        for _ in small_blocks.arm_turns(plan)
+      ),
       "dims.product_parts": str(plan.parts),
     },
   )
@@ -167,16 +174,25 @@ def dot(
 ) -> jax.Array:
   """Widens both operands and multiplies them, contracting one axis of each.
 
+  A weight of float8 is not widened where the MXU takes it beside bfloat16.
+
   Integers that the MXU does not take are multiplied as bfloat16, which holds
   them exactly, in pieces short enough for float32 to add up exactly.
   """
   compute = plan.compute_dtype
   integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in (lhs, rhs))
+  if contract == (1, 1) and _turns(plan, lhs, rhs):
+    rhs, contract = _transposed_bytes(rhs), (1, 0)
   if contract == (1, 1) and rhs.shape[0] == 1:
     # The compiler makes a multiply and a sum of this one, in float32 only.
     compute = np.dtype(np.float32)
+  ratio = None
   if not all(map(_is_float8, (lhs.dtype, rhs.dtype, compute))):
-    lhs, rhs = lhs.astype(compute), rhs.astype(compute)
+    lhs = lhs.astype(compute)
+    if float8.stays_narrow(plan, rhs.dtype, compute):
+      rhs, ratio = float8.narrow(plan, rhs)
+    else:
+      rhs = rhs.astype(compute)
   dims = (((contract[0],), (contract[1],)), ((), ()))
   is_float = jnp.issubdtype(compute, jnp.floating)
   exact_pieces = integers and is_float
@@ -191,7 +207,8 @@ def dot(
     )
 
   if not exact_pieces:
-    return product(lhs, rhs)
+    value = product(lhs, rhs)
+    return value if ratio is None else value * ratio
   total = None
   size = lhs.shape[contract[0]]
   for start in range(0, size, EXACT_INT8_TERMS):
@@ -206,6 +223,18 @@ def dot(
 
 def _is_float8(dtype: np.dtype) -> bool:
   return dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.floating)
+
+
+def _turns(plan: Plan, lhs: jax.Array, rhs: jax.Array) -> bool:
+  few = plan.turns_weight and lhs.shape[0] <= FEW_ROWS + plan.block
+  whole = not any(size % LANES for size in rhs.shape)
+  return few and whole and rhs.dtype == np.int8
+
+
+def _transposed_bytes(x: jax.Array) -> jax.Array:
+  """int8 transposed as 8 bits each; as integers they would be widened first."""
+  x = lax.bitcast_convert_type(x, jnp.float8_e5m2).T
+  return lax.bitcast_convert_type(x, np.int8)
 
 
 def pieces(size: int, piece: int, start: Any = 0) -> list[pl.Slice]:

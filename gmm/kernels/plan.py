@@ -16,6 +16,10 @@ ZERO_BYTES = 1 << 20
 # Chips where NT ends with fewer rows, too: Gemma4's wi takes 1,747 bundles for
 # 144 rows on tpu7x, and would take 2,244 cycles for 272.
 SHORT_NT_ENDS = ("tpu7x",)
+# Chips whose memory brings a weight of 8 bits sooner than the MXU has passed
+# 144 rows; and what fewer rows a product then has, where groups have fewer.
+QUICK_WEIGHTS = ("tpu7x",)
+FEW_ROWS = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,10 +105,37 @@ class Plan:
     ends = [self.chunk + self.block]
     # In NT fewer rows than the MXU's are not the ones that it streams: their
     # result is transposed, which takes most of the time that is gained.
-    short = not self.problem.transpose_rhs or self.chip.name in SHORT_NT_ENDS
+    short = not self.problem.contracts_lanes or self.chip.name in SHORT_NT_ENDS
     if self.chunk > LANES and short:
       ends.insert(0, LANES + self.block)
+    pushed_whole = self.problem.contracts_lanes and not self.turns_weight
+    if self.has_quick_weights and not pushed_whole:
+      ends.insert(0, FEW_ROWS + self.block)
     return tuple(ends)
+
+  @property
+  def turns_weight(self) -> bool:
+    """Whether few rows of NT are multiplied by a weight transposed before.
+
+    The MXU takes longer to transpose what int8 is widened to than the XLU takes
+    to transpose it as it is stored.
+    """
+    return (
+      self.has_quick_weights
+      and self.problem.contracts_lanes
+      and self.problem.rhs_dtype == np.int8
+    )
+
+  @property
+  def has_quick_weights(self) -> bool:
+    """Whether few rows wait for the MXU rather than for their weight."""
+    problem = self.problem
+    return (
+      self.chip.name in QUICK_WEIGHTS
+      and bits(problem.rhs_dtype) <= 8
+      and problem.m <= FEW_ROWS * problem.g
+      and self.chunk > FEW_ROWS
+    )
 
   @property
   def products(self) -> tuple[int, ...]:

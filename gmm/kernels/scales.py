@@ -8,7 +8,8 @@ The weight is multiplied as it is stored, and never dequantised as a whole:
 
 The first two add no rounding but float32's. In the third, scales belong to the
 contracted axis, so that one operand has to be rounded with them: lhs, which has
-fewer elements than the weight wherever a group has few rows.
+fewer elements than the weight wherever a group has few rows. (Small blocks go
+other ways: small_blocks.py.)
 
 A block need be no multiple of a register's 128 lanes. Operands are then read in
 whole registers, of which lhs is zero outside the block (along k), or the result
@@ -29,6 +30,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from gmm.config import Problem
+from gmm.kernels import small_blocks
 from gmm.kernels.grid import LANES, cdiv, round_up
 from gmm.kernels.plan import PIECE_N, Plan
 
@@ -93,16 +95,20 @@ class Tile(NamedTuple):
   inner: Any
   outer: Any
 
-  def row(self, block: int, lanes: pl.Slice) -> jax.Array:
-    """The scales of a block of this tile, float32 [1, lanes]."""
+  def first_block(self) -> Any:
+    """Which of the scales' blocks this tile starts with."""
     plan = self.plan
     if plan.problem.scale_axis == "k":
       axis, index = plan.k, self.inner
     else:
       axis, index = plan.n, self.outer
-    if axis.count > 1:
-      block += index * (axis.tile // plan.problem.scale_block)
-    return row(self.scale, block, lanes)
+    if axis.count == 1:
+      return 0
+    return index * (axis.tile // plan.problem.scale_block)
+
+  def row(self, block: int, lanes: pl.Slice) -> jax.Array:
+    """The scales of a block of this tile, float32 [1, lanes]."""
+    return row(self.scale, self.first_block() + block, lanes)
 
 
 def row(ref: Any, index: Any, lanes: pl.Slice) -> jax.Array:
@@ -119,61 +125,182 @@ def row(ref: Any, index: Any, lanes: pl.Slice) -> jax.Array:
   return jnp.sum(jnp.where(mine, rows, 0.0), axis=0, keepdims=True)
 
 
-def pieces(plan: Plan) -> list[pl.Slice]:
-  """Cuts a tile's columns into pieces, none across blocks of whole registers.
+class _Some(NamedTuple):
+  """Some blocks of a tile: those of a turn of a loop, or what it leaves.
 
-  Args:
-    plan: the static choices; scales enter at "n".
+  Attributes:
+    first: the first of them; traced in a loop.
+    start: where it starts.
+    size: elements of all of them.
+    row: the scales of the i-th, float32 [1, lanes].
   """
-  block, size = plan.problem.scale_block, plan.tile_n
-  if block >= size:
-    most = PIECE_N
-  elif block % LANES:
-    most = LANES
-  else:
-    most = math.gcd(block, PIECE_N)
-  return [pl.ds(i, min(most, size - i)) for i in range(0, size, most)]
+
+  first: Any
+  start: Any
+  size: int
+  row: Callable[[int], jax.Array]
+
+  def at(self, start: int, size: int) -> pl.Slice:
+    """A slice within them, as one of the tile."""
+    if isinstance(self.start, int):
+      return pl.ds(self.start + start, size)
+    return pl.ds(pl.multiple_of(self.start + start, LANES), size)
+
+
+def _in_loop(tile: Tile, turn: Any, lanes: pl.Slice) -> _Some:
+  """The blocks of a turn of the loop."""
+  count = small_blocks.group(tile.plan)
+  width = count * tile.plan.problem.scale_block
+  rows = small_blocks.rows_of(tile, turn * count, count, lanes)
+  return _Some(
+    first=turn * count,
+    start=turn * width,
+    size=width,
+    row=lambda i: lax.slice_in_dim(rows, i, i + 1),
+  )
+
+
+def _after_loop(tile: Tile, turns: int, size: int, lanes: pl.Slice) -> _Some:
+  """What so many turns leave of `size` elements, which may be nothing."""
+  first = turns * small_blocks.group(tile.plan)
+  start = first * tile.plan.problem.scale_block
+  return _Some(
+    first=first,
+    start=start,
+    size=size - start,
+    row=lambda i: tile.row(first + i, lanes),
+  )
 
 
 def sum_over_blocks(tile: Tile, k: int, n: pl.Slice) -> jax.Array:
   """The product over the tile's first k columns, scaled block by block."""
+  plan, columns = tile.plan, pl.ds(0, k)
+  if small_blocks.scales_weight(plan):
+    weight = small_blocks.scaled_weight(tile, columns, n)
+    return tile.dot(tile.lhs(columns), weight)
+  turns = small_blocks.turns(plan, k)
+  rest = _after_loop(tile, turns, k, n)
+  if not turns:
+    return _sum_of(tile, rest, n)
+
+  def add(i: jax.Array, total: jax.Array) -> jax.Array:
+    return total + _sum_of(tile, _in_loop(tile, i, n), n)
+
+  rows = jax.eval_shape(lambda: tile.lhs(columns)).shape[0]
+  total = jnp.zeros((rows, n.size), np.float32)
+  total = lax.fori_loop(0, turns, add, total)
+  return total + _sum_of(tile, rest, n) if rest.size else total
+
+
+def _sum_of(tile: Tile, some: _Some, n: pl.Slice) -> jax.Array:
+  """The sum of the scaled products of some blocks."""
   block = tile.plan.problem.scale_block
   total = None
-  for i in range(cdiv(k, block)):
-    start, end = i * block, min((i + 1) * block, k)
+  for i in range(cdiv(some.size, block)):
+    start, end = i * block, min((i + 1) * block, some.size)
     first = start // LANES * LANES
-    columns = pl.ds(first, min(round_up(end, LANES), k) - first)
+    size = min(round_up(end, LANES), some.size) - first
+    columns = some.at(first, size)
     lhs = tile.lhs(columns)
-    if (start, end) != (first, first + columns.size):
+    if (start, end) != (first, first + size):
       lane = lax.broadcasted_iota(jnp.int32, lhs.shape, 1) + first
       inside = jnp.logical_and(lane >= start, lane < end)
       lhs = jnp.where(inside, lhs, jnp.zeros_like(lhs))
     part = tile.dot(lhs, tile.rhs(columns, n)).astype(np.float32)
-    part *= tile.row(i, n)
+    part *= some.row(i)
     total = part if total is None else total + part
   return total
 
 
-def scale_lhs(tile: Tile, k: int) -> Callable[[int], jax.Array]:
+# ---- blocks along n
+
+
+def each_of_blocks(
+  tiles: tuple[Tile, ...],
+  k: int,
+  fn: Callable[[pl.Slice, tuple[jax.Array, ...]], None],
+) -> None:
+  """Calls fn for pieces of columns, with the products of each tile.
+
+  Args:
+    tiles: of one plan, in which scales enter at "n".
+    k: columns of lhs.
+    fn: takes a piece, and a product of each tile.
+  """
+  plan, columns = tiles[0].plan, pl.ds(0, k)
+  size = plan.tile_n
+  if small_blocks.scales_weight(plan):
+
+    def one(n: pl.Slice) -> None:
+      weights = [small_blocks.scaled_weight(tile, columns, n) for tile in tiles]
+      fn(
+        n,
+        tuple(
+          tile.dot(tile.lhs(columns), weight)
+          for tile, weight in zip(tiles, weights, strict=True)
+        ),
+      )
+
+    small_blocks.each_piece(plan, (0, size), small_blocks.piece(plan), one)
+    return
+
+  def each(some: tuple[_Some, ...]) -> None:
+    scaled = [
+      _scale_lhs(tile, one, k) for tile, one in zip(tiles, some, strict=True)
+    ]
+    for n in _pieces(plan, some[0].size):
+      products = (
+        _product_of(tile, (one, lhs), k, n)
+        for tile, one, lhs in zip(tiles, some, scaled, strict=True)
+      )
+      fn(some[0].at(n.start, n.size), tuple(products))
+
+  turns = small_blocks.turns(plan, size)
+  if turns:
+
+    @pl.loop(0, turns)
+    def _(i: jax.Array) -> None:
+      each(tuple(_in_loop(tile, i, columns) for tile in tiles))
+
+  rest = tuple(_after_loop(tile, turns, size, columns) for tile in tiles)
+  if rest[0].size:
+    each(rest)
+
+
+def _pieces(plan: Plan, size: int) -> list[pl.Slice]:
+  """Cuts columns into pieces, none across blocks of whole registers."""
+  block = plan.problem.scale_block
+  if block >= plan.tile_n:
+    return _cut(size, PIECE_N)
+  return _cut(size, LANES if block % LANES else math.gcd(block, PIECE_N))
+
+
+def _cut(size: int, most: int) -> list[pl.Slice]:
+  return [pl.ds(i, min(most, size - i)) for i in range(0, size, most)]
+
+
+def _scale_lhs(tile: Tile, some: _Some, k: int) -> Callable[[int], jax.Array]:
   """Returns a function from a block to lhs with its scales, each made once."""
   done: dict[int, jax.Array] = {}
 
   def scaled(block: int) -> jax.Array:
     if block not in done:
-      columns = pl.ds(0, k)
-      wide = tile.lhs(columns).astype(np.float32) * tile.row(block, columns)
+      wide = tile.lhs(pl.ds(0, k)).astype(np.float32) * some.row(block)
       done[block] = wide.astype(tile.plan.compute_dtype)
     return done[block]
 
   return scaled
 
 
-def product_of_blocks(
-  tile: Tile, scaled: Callable[[int], jax.Array], k: int, n: pl.Slice
+def _product_of(
+  tile: Tile,
+  blocks: tuple[_Some, Callable[[int], jax.Array]],
+  k: int,
+  n: pl.Slice,
 ) -> jax.Array:
   """The product of a piece of columns, each with lhs as its block scales it."""
-  block = tile.plan.problem.scale_block
-  rhs = tile.rhs(pl.ds(0, k), n)
+  (some, scaled), block = blocks, tile.plan.problem.scale_block
+  rhs = tile.rhs(pl.ds(0, k), some.at(n.start, n.size))
   value = None
   for i in range(n.start // block, cdiv(n.start + n.size, block)):
     part = tile.dot(scaled(i), rhs)

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gmm.config import Problem, bits
-from gmm.kernels import pairs, scales, vmem
+from gmm.kernels import carriers, pairs, scales, vmem
 from gmm.kernels.chip import ChipSpec
 from gmm.kernels.grid import LANES, cdiv, round_up
-from gmm.kernels.plan import Plan, row_block, sublanes
+from gmm.kernels.plan import SHORT_NT_ENDS, Plan, row_block, sublanes
 from gmm.timing import estimate, rates, steps, visits
 
 # A last tile's rows are moved in whole packed sublane tiles of any dtype.
@@ -201,8 +201,8 @@ def _plan_for(
   block = row_block(problem)
   m = round_up(problem.m, block)
   tile_m = min(round_up(tiling[0], block), m)
-  tile_k = _tile(problem.k, tiling[1], scales.unit(problem, "k"))
-  tile_n = _tile(problem.n, tiling[2], scales.unit(problem, "n"))
+  tile_k = _tile(problem.k, tiling[1], carriers.unit(problem, "k"))
+  tile_n = _tile(problem.n, tiling[2], carriers.unit(problem, "n"))
   if pairs.is_wide(problem):
     tile_n = problem.n
   tail = max(TAIL_ROWS, sublanes(problem.rhs_dtype))
@@ -234,7 +234,10 @@ def _chunk(problem: Problem, chip: ChipSpec, tile_m: int, block: int) -> int:
   most = chip.mxu_size
   chunks = cdiv(tile_m, most)
   chunk = round_up(cdiv(tile_m, chunks), block)
-  if problem.transpose_rhs and most > LANES:
+  narrow = bits(problem.rhs_dtype) <= 8 and chip.name in SHORT_NT_ENDS
+  if narrow and tile_m <= LANES:
+    return chunk  # one product, and nothing to ask which
+  if problem.contracts_lanes and most > LANES:
     # With fewer rows than the MXU has, the compiler keeps these in it instead
     # of the weight, and transposes the result in the XLU. The MXU takes as
     # long either way, and rows past the window come to nothing. (The last

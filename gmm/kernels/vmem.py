@@ -11,7 +11,15 @@ import numpy as np
 from jax import lax
 
 from gmm.config import Problem, bits
-from gmm.kernels import pairs, quantizing, row_scales, scales, tgmm_scales
+from gmm.kernels import (
+  carriers,
+  pairs,
+  quantizing,
+  row_scales,
+  scales,
+  small_blocks,
+  tgmm_scales,
+)
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import PIECE_N, Plan, sublanes
 
@@ -46,8 +54,7 @@ def buffers(plan: Plan) -> int:
     tail = problem.k % plan.zero_rows
     zeros += _padded_bytes(tail, problem.n, problem.out_dtype)
     return lhs + dout + out + acc + zeros + tgmm_scales.vmem_bytes(plan)
-  rhs_shape = (n, k) if problem.transpose_rhs else (k, n)
-  rhs = _padded_bytes(*rhs_shape, problem.rhs_dtype)
+  rhs = _weight_bytes(plan)
   if problem.scale_block:
     rhs += _padded_bytes(*scales.shape_in_tile(plan), problem.scale_dtype)
   if problem.has_bias:
@@ -60,10 +67,21 @@ def buffers(plan: Plan) -> int:
   if problem.lhs_quantization:
     shape = quantizing.scratch_shape(plan)
     carry += _padded_bytes(*shape, problem.lhs_quantization)
+  if problem.packs_lanes:  # once more, the other way round
+    words = carriers.tile_shape(plan)[::-1]
+    carry += _padded_bytes(*words, np.dtype(np.int32))
   if problem.lhs_scales:
     shape = row_scales.rows_in_vmem(plan), LANES
     carry += 2 * _padded_bytes(*shape, np.dtype(np.float32))
   return lhs + rhs + out + acc + carry + zeros
+
+
+def _weight_bytes(plan: Plan) -> int:
+  if plan.problem.packed_axis:
+    return _padded_bytes(*carriers.tile_shape(plan), np.dtype(np.int32))
+  k, n = plan.tile_k, plan.tile_n
+  shape = (n, k) if plan.problem.transpose_rhs else (k, n)
+  return _padded_bytes(*shape, plan.problem.rhs_dtype)
 
 
 def _padded_bytes(rows: int, columns: int, dtype: np.dtype) -> int:
@@ -89,6 +107,8 @@ def _most_spills(plan: Plan) -> int:
   if problem.scale_block:
     # What is scaled, in float32: a second result, and lhs.
     result += result + rows * plan.tile_k * (4 + wide)
+    if small_blocks.scales_weight(plan):
+      return result + lhs * wide * 9 // 8 + rhs * (4 + wide)
   if _takes_passes(problem):
     return result + (lhs + rhs) * 3 * wide  # the parts that are multiplied
   if problem.rhs_dtype != plan.compute_dtype and _widens_slowly(plan):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gmm.config import PACKED, Problem, bits
+from gmm.kernels import small_blocks
 from gmm.kernels.grid import LANES, Axis, cdiv, round_up
 from gmm.kernels.plan import Plan, sublanes
 from gmm.timing import rates as rates_lib
@@ -72,17 +73,19 @@ class Costs:
     """
     if self.arms is None:
       return self._nominal(self.plan.products[index], k)
-    count = len(self.plan.products)
+    turns = small_blocks.arm_turns(self.plan)
+    count = len(self.plan.products) * len(turns)
     arms = [a for a in self.arms if a.vmatmuls]
     arms = arms[variant * count :] or arms
     rows = self.plan.products[index]
-    if len(arms) <= index or arms[index].rows != rows:
+    arms = arms[index * len(turns) : (index + 1) * len(turns)]
+    if len(arms) < len(turns) or any(arm.rows != rows for arm in arms):
       raise ValueError(
         f"`schedule` has no arm for {rows} rows; want the schedule of a kernel "
         f"with tile_m = {self.plan.tile_m}"
       )
-    arm = arms[index]
-    return np.array([arm.bundles, arm.mxu_cycles]) * self.plan.parts
+    cycles = [[arm.bundles, arm.mxu_cycles] for arm in arms]
+    return np.array(turns) @ np.array(cycles) * self.plan.parts
 
   def step_cycles(self, products: np.ndarray) -> np.ndarray:
     """Cycles of steps: their bundles, or what the MXUs need.
