@@ -16,7 +16,13 @@ import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from gmm import check_pieces, operand_checks, quantization, weight_checks
+from gmm import (
+  check_pieces,
+  operand_checks,
+  quantization,
+  tgmm_checks,
+  weight_checks,
+)
 from gmm import config as config_lib
 
 Problem = config_lib.Problem
@@ -148,6 +154,8 @@ def tgmm_problem(
   preferred_element_type: Any = None,
   precision: Any = None,
   transpose_out: bool = False,
+  lhs_scale: Any = None,
+  dout_scale: Any = None,
 ) -> Problem:
   """Checks the operands of tgmm and describes the product.
 
@@ -160,6 +168,8 @@ def tgmm_problem(
     preferred_element_type: the result's dtype, or None.
     precision: None, a `lax.Precision`, its string, or a pair of equal ones.
     transpose_out: whether the result is [g, n, k] rather than [g, k, n].
+    lhs_scale: None, or [1, 1] or [1, k] for a quantised lhs.
+    dout_scale: None, or [1, 1] or [1, n] for a quantised dout.
 
   Returns:
     The Problem.
@@ -194,8 +204,13 @@ def tgmm_problem(
     rhs_dtype=dout_dtype,
     transpose_out=bool(transpose_out),
     **operand_checks.formats(
-      (lhs_dtype, dout_dtype), preferred_element_type, precision
+      (lhs_dtype, dout_dtype),
+      preferred_element_type,
+      precision,
+      is_scaled=not (lhs_scale is None and dout_scale is None),
     ),
+    **tgmm_checks.scale_fields("lhs", lhs_scale, lhs_dtype, k),
+    **tgmm_checks.scale_fields("dout", dout_scale, dout_dtype, n),
   )
 
 
@@ -237,7 +252,7 @@ def pallas_refusal(problem: Problem, chip: Any = None) -> str | None:
       f"{check_pieces.names_of(own) or 'none'}; choose one of these, None, a "
       "chip that has it, or backend='xla'"
     )
-  return None
+  return tgmm_checks.refusal(problem, chip)
 
 
 def check_pallas_dtypes(problem: Problem, chip: Any = None) -> None:

@@ -109,8 +109,8 @@ def run(static: Product, operands: tuple[jax.Array, ...]) -> jax.Array:
   Args:
     static: from `product`.
     operands: lhs, rhs or dout, canonical sizes, canonical offset and, each if
-      the problem has one, rhs_scale, lhs_scale, rhs_bias and existing_out. Of
-      a pair `PairOperands.flat`.
+      the problem has one, rhs_scale, lhs_scale, rhs_bias and existing_out; of
+      tgmm lhs_scale and dout_scale. Of a pair `PairOperands.flat`.
 
   Returns:
     The result, of `problem.out_shape` and `problem.out_dtype`; two of them, if
@@ -181,7 +181,15 @@ def _xla(static: Product, *operands: jax.Array) -> Any:
     x = PairOperands.of(static.problem, operands)
     return xla_gated.run(static.problem, x, static.activation)
   if static.problem.kind == "tgmm":
-    return xla_backend.tgmm(*operands, problem=static.problem)
+    lhs, dout, sizes, offset, *more = operands
+    return xla_backend.tgmm(
+      lhs,
+      dout,
+      sizes,
+      offset,
+      **_tgmm_scales(static.problem, more),
+      problem=static.problem,
+    )
   lhs, rhs, sizes, offset, *more = operands
   return xla_backend.gmm(
     lhs,
@@ -209,6 +217,17 @@ def _extras(
   }
 
 
+def _tgmm_scales(
+  problem: Problem, operands: Sequence[jax.Array]
+) -> dict[str, jax.Array | None]:
+  """The scales of tgmm's operands, by name."""
+  left = iter(operands)
+  return {
+    "lhs_scale": next(left) if problem.lhs_scales else None,
+    "dout_scale": next(left) if problem.dout_scales else None,
+  }
+
+
 def _kernel(
   static: Product, *operands: jax.Array, interpret: bool
 ) -> jax.Array:
@@ -232,6 +251,7 @@ def _kernel(
       sizes,
       num_groups=problem.g,
       transpose_out=problem.transpose_out != swapped,
+      **_tgmm_scales(problem, more),
       **options,
     )
     return out.swapaxes(1, 2) if swapped else out

@@ -111,7 +111,12 @@ def row_scale_fields(scale: Any, dtype: np.dtype, m: int) -> dict[str, Any]:
 
 
 def check_scale(
-  name: str, scale: Any, dtype: np.dtype, shape: tuple[int, int]
+  name: str,
+  scale: Any,
+  dtype: np.dtype,
+  shape: tuple[int, int],
+  *,
+  axis: str = "[m, 1]",
 ) -> None:
   """Checks the scales of lhs or dout.
 
@@ -120,6 +125,7 @@ def check_scale(
     scale: what came.
     dtype: of the operand.
     shape: that the scales of all rows or columns have; [1, 1] is another.
+    axis: that shape, by its names.
 
   Raises:
     ValueError: another shape.
@@ -127,7 +133,6 @@ def check_scale(
       quantised.
   """
   operand = name.removesuffix("_scale")
-  axis = "[m, 1]" if shape[1] == 1 else "[1, k]"
   check_pieces.shape_of(name, scale, axis)
   if tuple(scale.shape) not in ((1, 1), shape):
     raise ValueError(

@@ -10,11 +10,12 @@ mode, so `jax.jvp` and what is built on it raise TypeError.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 
-from gmm import checks, names, quantized
+from gmm import checks, names, quantized, straight_through
 from gmm.config import Config as Config
 from gmm.config import Tiles as Tiles
 from gmm.gated import gmm_gated as gmm_gated
@@ -23,6 +24,7 @@ from gmm.names import GMM_GATED_OUT as GMM_GATED_OUT
 from gmm.names import GMM_OUT as GMM_OUT
 from gmm.names import SPLIT_GMM_OUT as SPLIT_GMM_OUT
 from gmm.names import TGMM_OUT as TGMM_OUT
+from gmm.quantization import Quantization as Quantization
 from gmm.ragged import ragged_dot as ragged_dot
 from gmm.ragged import ragged_dot_general as ragged_dot_general
 from gmm.split import split_gmm as split_gmm
@@ -54,6 +56,8 @@ def gmm(
   rhs_bias: jax.Array | None = None,
   lhs_scale: jax.Array | None = None,
   lhs_quantization: str | None = None,
+  rhs_quantization: Any = None,
+  dout_quantization: Any = None,
   precision: Any = None,
   config: Config | None = None,
 ) -> jax.Array:
@@ -108,6 +112,21 @@ def gmm(
       dlhs and drhs are those of an `lhs` that is not quantised. A kernel for a
       chip whose matrix unit lacks the format is refused; the XLA backend
       multiplies what the quantised values stand for, in float32.
+    rhs_quantization: a format, its name, or a `Quantization` with a `block`
+      that divides k: a `rhs` of floats is quantised to int8, int4,
+      float8_e4m3fn, float8_e5m2 or float4_e2m1fn, with a scale for each column
+      and block of k. That weight is used forward, and where it lies for dlhs;
+      drhs goes to `rhs` as it came, as if nothing had been rounded.
+    dout_quantization: int8, float8_e4m3fn, float8_e5m2, or a `Quantization`
+      with `per="tensor"` (the default) or "channel": the cotangent is quantised
+      for dlhs (a scale for all of it, or for each row) and drhs (for all, or
+      for each column). Rows of no local group have no say in scales, and inside
+      shard_map each shard has its own. In dlhs the weight is as it is; in drhs
+      `lhs` is, too, unless `lhs_quantization` is a format of the same kind
+      (integer or float8): then it is quantised to that, as the cotangent is.
+      Beside a wider operand the cotangent is widened in VMEM: it saves bytes of
+      HBM, not time of the matrix unit. The gradients of `rhs_bias` and
+      `existing_out` take it as it came; so do derivatives of the gradients.
     precision: for float32 operands: a `jax.lax.Precision` or its name, used for
       the gradients too. None is jax's default.
     config: how to compute; `Config()` by default.
@@ -123,28 +142,46 @@ def gmm(
   """
   config = _checked_config(config)
   rhs, rhs_scale = quantized.unpacked(rhs, rhs_scale, transpose_rhs)
-  problem = checks.gmm_problem(
-    lhs,
-    rhs,
-    group_sizes,
+  describe = functools.partial(
+    checks.gmm_problem,
+    group_sizes=group_sizes,
     group_offset=group_offset,
     transpose_rhs=transpose_rhs,
     preferred_element_type=preferred_element_type,
     existing_out=existing_out,
-    rhs_scale=rhs_scale,
     rhs_bias=rhs_bias,
     lhs_scale=lhs_scale,
-    lhs_quantization=lhs_quantization,
     precision=precision,
   )
-  plan = _plan(problem, config, precision)
+  problem = describe(
+    lhs,
+    rhs,
+    rhs_scale=rhs_scale,
+    # Of a weight that is still one of floats.
+    lhs_quantization=lhs_quantization if rhs_quantization is None else None,
+  )
+  dout_how = straight_through.gradient_quantization(dout_quantization)
+  rhs_how = straight_through.weight_quantization(
+    rhs_quantization, rhs, rhs_scale, transposed=transpose_rhs
+  )
+  rhs_real = None
+  if rhs_how is not None:
+    rhs_real = rhs
+    rhs, rhs_scale = straight_through.quantized_weight(
+      rhs, rhs_how, bool(transpose_rhs)
+    )
+    problem = describe(
+      lhs, rhs, rhs_scale=rhs_scale, lhs_quantization=lhs_quantization
+    )
+  plan = _plan(problem, config, precision, dout_how)
   x = Operands(
     lhs=quantized.lhs_without_gradient(problem, lhs),
-    rhs=quantized.without_gradient(problem, rhs),
+    rhs=rhs if rhs_how else quantized.without_gradient(problem, rhs),
     rhs_scale=quantized.scale_without_gradient(rhs_scale),
     lhs_scale=quantized.scale_without_gradient(lhs_scale, "lhs_scale"),
     rhs_bias=rhs_bias,
     existing_out=existing_out,
+    rhs_real=rhs_real,
   )
   out = _gmm(plan, _operands(problem, x, group_sizes, group_offset))
   return names.named(out, names.GMM_OUT)
@@ -158,6 +195,8 @@ def tgmm(
   num_groups: int,
   group_offset: jax.Array | int | None = None,
   preferred_element_type: Any = None,
+  lhs_scale: jax.Array | None = None,
+  dout_scale: jax.Array | None = None,
   precision: Any = None,
   config: Config | None = None,
 ) -> jax.Array:
@@ -166,7 +205,7 @@ def tgmm(
     out[i] = lhs[rows of group i + group_offset]^T @ dout[the same rows]
 
   and exactly zero for groups without rows. This is the gradient of a weight.
-  Differentiable in lhs and dout.
+  Differentiable in lhs and dout, where they come without a scale.
 
   Args:
     lhs: [m, k]: dtypes as in `gmm`.
@@ -176,6 +215,13 @@ def tgmm(
     group_offset: int, or integer scalar or [1], may be traced: the number of
       the group that out[0] belongs to.
     preferred_element_type: the result's dtype; the default is as in `gmm`.
+    lhs_scale: [1, 1] or [1, k] float32 or bfloat16, for an int8 or float8
+      `lhs`: what is multiplied is `lhs` times the scale of all or of its
+      column. The matrix unit multiplies what is stored, so the kernels refuse
+      formats that it lacks (beside a wider operand they are widened); the sums
+      take the scales. It has no gradient, and nor has a float8 `lhs` that comes
+      with it: one that is asked for is refused.
+    dout_scale: [1, 1] or [1, n]: the same for `dout`.
     precision: as in `gmm`.
     config: how to compute; of its `Tiles`, drhs is for this product, dlhs and
       fwd for its gradients in lhs and dout.
@@ -197,10 +243,17 @@ def tgmm(
     num_groups=num_groups,
     group_offset=group_offset,
     preferred_element_type=preferred_element_type,
+    lhs_scale=lhs_scale,
+    dout_scale=dout_scale,
     precision=precision,
   )
   plan = _plan(problem, config, precision)
-  x = Operands(lhs=lhs, rhs=dout)
+  x = Operands(
+    lhs=quantized.operand_without_gradient(lhs, lhs_scale, "lhs"),
+    rhs=quantized.operand_without_gradient(dout, dout_scale, "dout"),
+    lhs_scale=quantized.scale_without_gradient(lhs_scale, "lhs_scale"),
+    dout_scale=quantized.scale_without_gradient(dout_scale, "dout_scale"),
+  )
   out = _tgmm(plan, _operands(problem, x, group_sizes, group_offset))
   return names.named(out, names.TGMM_OUT)
 

@@ -36,8 +36,9 @@ class Problem:
     scale_axis: "k" or "n". The scale is [g, k blocks, n], or [g, n blocks, k]
       as in dlhs, where the call's k and n are the forward product's n and k.
     scale_dtype: dtype of the scale; None for none.
-    lhs_scales: gmm only, how many float32 scales lhs comes with: 0 for none, 1
-      for all of it, m for one of each row.
+    lhs_scales: how many scales lhs comes with: 0 for none, 1 for all of it,
+      m for one of each row (gmm), k for one of each column (tgmm).
+    dout_scales: tgmm only, the same for dout: 0, 1 or n.
     lhs_quantization: gmm only, lhs is quantised to this format as it is
       multiplied; None for no.
     lhs_block: then how many elements along k share a scale of a row.
@@ -69,6 +70,7 @@ class Problem:
   scale_axis: str = "k"
   scale_dtype: np.dtype | None = None
   lhs_scales: int = 0
+  dout_scales: int = 0
   lhs_quantization: np.dtype | None = None
   lhs_block: int = 0
   has_bias: bool = False

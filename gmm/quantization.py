@@ -123,6 +123,11 @@ def scales(amax: jax.Array, dtype: np.dtype) -> tuple[jax.Array, jax.Array]:
 
 def rounded(x: jax.Array, dtype: np.dtype) -> jax.Array:
   """Float32 values within the format's range, rounded to it."""
+  if dtype == jnp.dtype("float4_e2m1fn"):
+    # Some conversions to it round twice, by way of another format.
+    size = jnp.abs(x)
+    step = jnp.where(size < 2, 0.5, jnp.where(size < 4, 1.0, 2.0))
+    x = jnp.round(x / step) * step
   if not jnp.issubdtype(dtype, jnp.integer):
     return x.astype(dtype)
   # Next to this number floats are integers, in their lowest bits: one addition

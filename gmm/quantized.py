@@ -93,6 +93,13 @@ def lhs_without_gradient(problem: Problem, lhs: Any) -> Any:
   return _quantized_without_gradient(lhs, "lhs", problem.lhs_dtype)
 
 
+def operand_without_gradient(x: Any, scale: Any, name: str) -> Any:
+  """An operand of tgmm, which refuses its gradient if it is a scaled float."""
+  if scale is None or config_lib.DTYPES[jnp.dtype(x.dtype)].kind == "int":
+    return x
+  return _quantized_without_gradient(x, name, x.dtype)
+
+
 def _quantized_without_gradient(x: Any, name: str, dtype: Any) -> jax.Array:
   message = (
     f"the gradient of `{name}` is wanted, but `{name}` is {dtype} "

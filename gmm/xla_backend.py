@@ -205,6 +205,8 @@ def tgmm(
   sizes: jax.Array,
   offset: jax.Array,
   *,
+  lhs_scale: jax.Array | None = None,
+  dout_scale: jax.Array | None = None,
   problem: Problem,
 ) -> jax.Array:
   """Computes lhs_i^T @ dout_i over the rows of each local group i.
@@ -214,6 +216,8 @@ def tgmm(
     dout: [m, n].
     sizes: canonical group sizes, int32 [g_total].
     offset: canonical offset of the first local group, int32 [1].
+    lhs_scale: None, or [1, 1] or [1, k], for the sums.
+    dout_scale: None, or [1, 1] or [1, n].
     problem: what `checks.tgmm_problem` made of the call.
 
   Returns:
@@ -222,8 +226,10 @@ def tgmm(
   """
   p = problem
   left, right = (dout, lhs) if p.transpose_out else (lhs, dout)
+  scales = [lhs_scale, dout_scale][:: -1 if p.transpose_out else 1]
+  given = [x for x in scales if x is not None]
   out = varying.vary_like(
-    jnp.zeros(p.out_shape, p.out_dtype), lhs, dout, sizes, offset
+    jnp.zeros(p.out_shape, p.out_dtype), lhs, dout, sizes, offset, *given
   )
   if p.is_empty:
     return out
@@ -255,7 +261,16 @@ def tgmm(
       return acc + _dot(x, y, dims, p)
 
     acc = varying.vary_like(jnp.zeros((height, width), p.acc_dtype), out)
-    acc = _bits(_for_blocks(rows, block, visit, acc).astype(p.out_dtype))
+    acc = _for_blocks(rows, block, visit, acc)
+    # Groups without rows are zero, whatever the scales are.
+    of_rows, of_columns = (
+      None if x is None else jnp.where(rows[0] < rows[1], x, 0) for x in scales
+    )
+    if of_rows is not None:
+      acc = acc.astype(jnp.float32) * _scale_of_rows(of_rows.T, first, height)
+    if of_columns is not None:
+      acc = acc.astype(jnp.float32) * of_columns.astype(jnp.float32)
+    acc = _bits(acc.astype(p.out_dtype))
     return lax.dynamic_update_slice(out, acc[None], (i, first, zero))
 
   out = _for_panels(p, sizes, offset, width=height, body=panel, init=out)

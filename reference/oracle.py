@@ -121,6 +121,8 @@ def tgmm(
   *,
   num_groups: int,
   group_offset: ArrayLike | None = None,
+  lhs_scale: ArrayLike | None = None,
+  dout_scale: ArrayLike | None = None,
 ) -> np.ndarray:
   """Multiplies `lhs` transposed by `dout`, over each local group's rows.
 
@@ -130,11 +132,13 @@ def tgmm(
     group_sizes: integers [g_total].
     num_groups: g, how many of the groups are local.
     group_offset: the first local group; None is 0.
+    lhs_scale: [1, 1] or [1, k]: what is multiplied is `lhs * lhs_scale`.
+    dout_scale: [1, 1] or [1, n]: the same for `dout`.
 
   Returns:
     [g, k, n] float64, exactly zero for groups without rows.
   """
-  lhs, dout = _float64(lhs), _float64(dout)
+  lhs, dout = lhs_in_use(lhs, lhs_scale), lhs_in_use(dout, dout_scale)
   m, k, n = lhs.shape[0], lhs.shape[1], dout.shape[1]
   out = np.zeros((num_groups, k, n))
   rows = local_rows(

@@ -11,6 +11,8 @@ with the package in FOLDER. `out:name`, `dlhs:name` and `drhs:name` are one
 interpreted product of a case of the table; `vjp:name` is `ops.gmm` with XLA.
 `gated:name` and `gated_vjp:name` are the same of the table of gate and up,
 `lhs_out:name` and `lhs_vjp:name` of that of a quantised lhs.
+`tgmm:name` is an interpreted product of `tgmm_scales`, and `way:name` one of
+`quantised_way` with XLA.
 """
 
 import os
@@ -19,7 +21,7 @@ import shutil
 import subprocess
 import sys
 
-from testing import gated_mutations, lhs_mutations
+from testing import gated_mutations, lhs_mutations, quantised_mutations
 from testing.mutation import Mutation
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -399,6 +401,7 @@ MUTATIONS: tuple[Mutation, ...] = (
   ),
   *gated_mutations.MUTATIONS,
   *lhs_mutations.MUTATIONS,
+  *quantised_mutations.MUTATIONS,
 )
 
 
@@ -470,17 +473,33 @@ def _run_cases(folder: str, wanted: list[str]) -> int:
   import jax
 
   import gmm
-  from testing import cases, gated_cases, gated_harness, harness, lhs_cases
+  from testing import (
+    cases,
+    gated_cases,
+    gated_harness,
+    harness,
+    lhs_cases,
+    quantised_way,
+    tgmm_scales,
+  )
 
   if not pathlib.Path(gmm.__file__).is_relative_to(folder):
     raise RuntimeError(f"gmm is {gmm.__file__}, not the one in {folder}")
   by_name = {case.name: case for case in cases.CASES}
   by_name |= {case.name: case for case in gated_cases.CASES}
   by_name |= {case.name: case for case in lhs_cases.CASES}
+  quantised = {
+    "tgmm": lambda name: tgmm_scales.check_all(name, "interpret"),
+    "way": lambda name: quantised_way.check_all(name, "xla"),
+  }
   for one in wanted:
     result, name = one.removeprefix("lhs_").split(":")
-    case = by_name[name]
+    case = by_name.get(name)
     try:
+      if result in quantised:
+        quantised[result](name)
+        print(f"{one}: passed")
+        continue
       if result == "gated":
         results = gated_harness.run_kernels(case, "interpret")
       elif result == "gated_vjp":

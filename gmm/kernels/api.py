@@ -133,6 +133,8 @@ def tgmm_v2(
   num_groups: int,
   group_offset: jax.Array | int | None = None,
   preferred_element_type: Any = None,
+  lhs_scale: jax.Array | None = None,
+  dout_scale: jax.Array | None = None,
   precision: Any = None,
   transpose_out: bool = False,
   tiling: tuple[int, int, int] | None = None,
@@ -152,6 +154,9 @@ def tgmm_v2(
     num_groups: local groups: a static int.
     group_offset: int, or integer scalar or [1]: the group of `out[0]`.
     preferred_element_type: the result's dtype; the default is as in `gmm_v2`.
+    lhs_scale: [1, 1] or [1, k] float32 or bfloat16, for an int8 or float8
+      `lhs`: sums are multiplied by it, in float32.
+    dout_scale: [1, 1] or [1, n], for an int8 or float8 `dout`.
     precision: for float32 operands: a `jax.lax.Precision` or its name.
     transpose_out: a static bool: writes each result as [n, k].
     tiling: (tile_m, tile_k, tile_n): rows, columns of lhs, columns of dout.
@@ -173,13 +178,19 @@ def tgmm_v2(
     num_groups=num_groups,
     group_offset=group_offset,
     preferred_element_type=preferred_element_type,
+    lhs_scale=lhs_scale,
+    dout_scale=dout_scale,
     precision=precision,
     transpose_out=transpose_out,
   )
   shape, operands = problem.out_shape, (lhs, dout)
+  scales = [
+    None if x is None else jnp.asarray(x) for x in (lhs_scale, dout_scale)
+  ]
   if transpose_out:
     # (lhs^T dout)^T is dout^T lhs: the same kernel, its operands exchanged.
     problem, operands = _exchanged(problem), (dout, lhs)
+    scales.reverse()
     tiling = config.checked_tiling("tiling", tiling)
     tiling = tiling and (tiling[0], tiling[2], tiling[1])
   checks.check_interpret(interpret)
@@ -187,7 +198,7 @@ def tgmm_v2(
   if problem.is_empty:
     return jnp.zeros(shape, problem.out_dtype)
   operands = _operands(problem, group_sizes, group_offset, operands)
-  return tgmm_kernel.tgmm(plan, operands, interpret)
+  return tgmm_kernel.tgmm(plan, operands, interpret, scales)
 
 
 def _exchanged(problem: config.Problem) -> config.Problem:
@@ -197,6 +208,8 @@ def _exchanged(problem: config.Problem) -> config.Problem:
     n=problem.k,
     lhs_dtype=problem.rhs_dtype,
     rhs_dtype=problem.lhs_dtype,
+    lhs_scales=problem.dout_scales,
+    dout_scales=problem.lhs_scales,
     transpose_out=False,
   )
 

@@ -26,6 +26,7 @@ class ChipSpec:
     mxu_size: rows and columns of a weight tile that one MXU holds.
     mxu_dtypes: operand formats that the MXU multiplies as they are; the others
       are widened to bfloat16 in VMEM.
+    mxu_pairs: two formats that it multiplies with each other.
     beside_bfloat16: formats of float8 of which it takes a weight beside an
       operand in bfloat16, as it is.
     lacks: formats that it cannot even widen in VMEM.
@@ -39,6 +40,7 @@ class ChipSpec:
   vmem_bytes: int
   mxu_size: int
   mxu_dtypes: frozenset[str]
+  mxu_pairs: frozenset[frozenset[str]]
   beside_bfloat16: frozenset[str]
   lacks: frozenset[str]
   hbm_bytes_per_second: float
@@ -51,6 +53,8 @@ class ChipSpec:
 
 
 _FORMATS = ("bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2")
+
+_PAIRS = (("float8_e4m3fn", "float8_e5m2"),)
 
 
 def _spec(
@@ -69,6 +73,9 @@ def _spec(
     vmem_bytes=info.vmem_capacity_bytes,
     mxu_size=info.mxu_column_size,
     mxu_dtypes=frozenset(f for f in _FORMATS if info.is_matmul_supported(f, f)),
+    mxu_pairs=frozenset(
+      frozenset(p) for p in _PAIRS if info.is_matmul_supported(*p)
+    ),
     beside_bfloat16=frozenset(beside_bfloat16),
     lacks=lacks,
     hbm_bytes_per_second=info.mem_bw_bytes_per_second,

@@ -48,8 +48,8 @@ class Buffers(NamedTuple):
     rhs_sem: DMA semaphores [w].
     zero_sem: DMA semaphore [1].
     lhs_scale: VMEM [2, rows, 128], a part of `row_scales.table`, or None.
-    turned: VMEM: the words of a weight tile, transposed; None for others.
     quantised: VMEM, rows of lhs as `quantizing` makes them, or None.
+    turned: VMEM: the words of a weight tile, transposed; None for others.
   """
 
   table: GroupTable
@@ -66,8 +66,8 @@ class Buffers(NamedTuple):
   rhs_sem: Any
   zero_sem: Any
   lhs_scale: Any = None
-  turned: Any = None
   quantised: Any = None
+  turned: Any = None
 
 
 def scratch(plan: Plan) -> Buffers:
@@ -96,12 +96,12 @@ def scratch(plan: Plan) -> Buffers:
     lhs_scale=pltpu.VMEM((2, row_scales.rows_in_vmem(plan), LANES), jnp.float32)
     if problem.lhs_scales
     else None,
-    turned=carriers.turned(plan),
     quantised=pltpu.VMEM(
       quantizing.scratch_shape(plan), problem.lhs_quantization
     )
     if problem.lhs_quantization
     else None,
+    turned=carriers.turned(plan),
   )
 
 

@@ -186,11 +186,13 @@ def dot(
   if contract == (1, 1) and rhs.shape[0] == 1:
     # The compiler makes a multiply and a sum of this one, in float32 only.
     compute = np.dtype(np.float32)
-  lhs, ratio = lhs.astype(compute), None
-  if float8.stays_narrow(plan, rhs.dtype, compute):
-    rhs, ratio = float8.narrow(plan, rhs)
-  else:
-    rhs = rhs.astype(compute)
+  ratio = None
+  if not all(map(_is_float8, (lhs.dtype, rhs.dtype, compute))):
+    lhs = lhs.astype(compute)
+    if float8.stays_narrow(plan, rhs.dtype, compute):
+      rhs, ratio = float8.narrow(plan, rhs)
+    else:
+      rhs = rhs.astype(compute)
   dims = (((contract[0],), (contract[1],)), ((), ()))
   is_float = jnp.issubdtype(compute, jnp.floating)
   exact_pieces = integers and is_float
@@ -217,6 +219,10 @@ def dot(
     ).astype(np.int32)
     total = part if total is None else total + part
   return total
+
+
+def _is_float8(dtype: np.dtype) -> bool:
+  return dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.floating)
 
 
 def _turns(plan: Plan, lhs: jax.Array, rhs: jax.Array) -> bool:

@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from gmm.kernels import grid, launch, products, zeros
+from gmm.kernels import grid, launch, products, tgmm_scales, zeros
 from gmm.kernels.grid import (
   GroupTable,
   Totals,
@@ -38,7 +38,10 @@ LHS, DOUT, OUT = range(3)
 
 
 def tgmm(
-  plan: Plan, operands: Sequence[jax.Array], interpret: Any
+  plan: Plan,
+  operands: Sequence[jax.Array],
+  interpret: Any,
+  scales: tgmm_scales.Scales = (None, None),
 ) -> jax.Array:
   """Runs the kernel.
 
@@ -47,6 +50,7 @@ def tgmm(
     operands: sizes int32 [g_total] within [0, m], offset int32 [1] within
       [0, g_total], lhs [m, k], dout [m, n], as before padding.
     interpret: False, True or InterpretParams.
+    scales: of lhs, [1, 1] or [1, k], and of dout, [1, 1] or [1, n].
 
   Returns:
     [g, k, n].
@@ -58,12 +62,18 @@ def tgmm(
     offset,
     launch.pad_axes(lhs, {0: pad_m, 1: pad_k}),
     launch.pad_axes(dout, {0: pad_m, 1: pad_n}),
+    *tgmm_scales.arrays(plan, scales),
   ]
   flat, tree = jax.tree.flatten(_scratch(plan))
+  out_at = len(arrays) - 1  # refs begin with the last lanes, after two scalars
 
   def body(sizes_ref: Any, offset_ref: Any, *refs: Any) -> None:
-    buf: Buffers = jax.tree.unflatten(tree, refs[4:])
-    _Body(plan, refs[:4], buf).run(sizes_ref, offset_ref)
+    lanes, lhs_ref, dout_ref, *scale_refs = refs[:out_at]
+    buf: Buffers = jax.tree.unflatten(tree, refs[out_at + 1 :])
+    tgmm_scales.fetch(scale_refs, buf.scales)
+    _Body(plan, (lanes, lhs_ref, dout_ref, refs[out_at]), buf).run(
+      sizes_ref, offset_ref
+    )
 
   problem = plan.problem
   out = launch.call(
@@ -93,6 +103,7 @@ class Buffers(NamedTuple):
     zero_tail: VMEM [k % zero_rows, n], or None.
     sems: DMA semaphores [3, 2]: lhs, dout, out.
     zero_sem: DMA semaphore [1].
+    scales: those of the operands.
   """
 
   table: GroupTable
@@ -104,6 +115,7 @@ class Buffers(NamedTuple):
   zero_tail: Any
   sems: Any
   zero_sem: Any
+  scales: tgmm_scales.Buffers
 
 
 def _scratch(plan: Plan) -> Buffers:
@@ -121,6 +133,7 @@ def _scratch(plan: Plan) -> Buffers:
     zero_tail=pltpu.VMEM((tail, problem.n), out) if tail else None,
     sems=pltpu.SemaphoreType.DMA((3, 2)),
     zero_sem=pltpu.SemaphoreType.DMA((1,)),
+    scales=tgmm_scales.scratch(plan),
   )
 
 
@@ -245,6 +258,11 @@ class _Body:
     def _() -> None:
       self.copies(after, index + 1, "start")
 
+    @pl.when(lax.rem(index, totals.visits) == 0)
+    def _() -> None:
+      k_tile, _ = self.tile(now.outer)
+      tgmm_scales.spread(self.buf.scales, self.plan.k.start(k_tile))
+
     self.copies(now, index, "wait")
     ends = self.rows.is_last_tile(now)
     out_slot = parity(step.done)
@@ -287,9 +305,10 @@ class _Body:
     add = functools.partial(self.add, (slot, now.tile == 0), window)
     products.each_whole(self.plan, chunks, add)
 
-    def last(target: jax.Array) -> None:
+    def last(out_slot: jax.Array) -> None:
       end = functools.partial(products.end, self.plan, window.rows, chunks)
-      add_to = functools.partial(add, target=target)
+      n_tile = self.tile(now.outer)[1]
+      add_to = functools.partial(add, target=(out_slot, n_tile))
       if not self.plan.alone:
         end(add_to)
         return
@@ -314,16 +333,17 @@ class _Body:
     window: Window,
     at: Rows,
     *,
-    target: jax.Array | None = None,
+    target: tuple[jax.Array, jax.Array] | None = None,
     adds: bool = True,
   ) -> None:
-    """Adds a product to acc, or to acc and on to out[target].
+    """Adds a product to acc, or to acc and on to an out buffer.
 
     Args:
       operands: their buffer; whether it holds the group's first row.
       window: the visit's rows.
       at: the product's rows.
-      target: an out buffer, for the group's last rows; None for acc.
+      target: for the group's last rows: an out buffer, and the n tile that it
+        is for. None for acc.
       adds: False where these are all of the group's rows.
     """
     (slot, begins), (row, count) = operands, at
@@ -355,6 +375,9 @@ class _Body:
         if target is None:
           self.buf.acc[k, n] = value
         else:
-          self.buf.out[target, k, n] = value.astype(self.buf.out.dtype)
+          out_slot, n_tile = target
+          columns = pl.ds(self.plan.n.start(n_tile) + n.start, n.size)
+          total = tgmm_scales.scaled(value, self.buf.scales, k, columns)
+          self.buf.out[out_slot, k, n] = total.astype(self.buf.out.dtype)
 
     launch.each_part(self.plan.tile_k, self.plan.parts, part)

@@ -59,8 +59,15 @@ MODELLED_GROUPS = 24
 
 
 def chip_compute_dtype(problem: Problem, chip: ChipSpec) -> np.dtype:
-  """The dtype that the MXU multiplies: as asked, or bfloat16 if it lacks it."""
+  """The dtype that the MXU multiplies: as asked, or bfloat16 if it lacks it.
+
+  One float8 stands for two different ones where the MXU multiplies these as
+  they are, as tgmm asks it to.
+  """
   wanted = problem.compute_dtype
+  both = {problem.lhs_dtype.name, problem.rhs_dtype.name}
+  if problem.kind == "tgmm" and both in chip.mxu_pairs:
+    return np.dtype(jnp.float8_e5m2)
   return wanted if wanted.name in chip.mxu_dtypes else np.dtype(jnp.bfloat16)
 
 

@@ -18,6 +18,7 @@ from gmm.kernels import (
   row_scales,
   scales,
   small_blocks,
+  tgmm_scales,
 )
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import PIECE_N, Plan, sublanes
@@ -52,7 +53,7 @@ def buffers(plan: Plan) -> int:
     acc = _padded_bytes(k, n, problem.acc_dtype)
     tail = problem.k % plan.zero_rows
     zeros += _padded_bytes(tail, problem.n, problem.out_dtype)
-    return lhs + dout + out + acc + zeros
+    return lhs + dout + out + acc + zeros + tgmm_scales.vmem_bytes(plan)
   rhs = _weight_bytes(plan)
   if problem.scale_block:
     rhs += _padded_bytes(*scales.shape_in_tile(plan), problem.scale_dtype)
@@ -63,12 +64,12 @@ def buffers(plan: Plan) -> int:
   out *= 4 if problem.has_existing else 2
   acc = _padded_bytes(rows, n, problem.acc_dtype) if plan.k.count > 1 else 0
   carry = _padded_bytes(plan.block, n, problem.out_dtype)
-  if problem.packs_lanes:  # once more, the other way round
-    words = carriers.tile_shape(plan)[::-1]
-    carry += _padded_bytes(*words, np.dtype(np.int32))
   if problem.lhs_quantization:
     shape = quantizing.scratch_shape(plan)
     carry += _padded_bytes(*shape, problem.lhs_quantization)
+  if problem.packs_lanes:  # once more, the other way round
+    words = carriers.tile_shape(plan)[::-1]
+    carry += _padded_bytes(*words, np.dtype(np.int32))
   if problem.lhs_scales:
     shape = row_scales.rows_in_vmem(plan), LANES
     carry += 2 * _padded_bytes(*shape, np.dtype(np.float32))

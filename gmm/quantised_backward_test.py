@@ -1,0 +1,23 @@
+"""Weights and cotangents that ops.gmm quantises, on each backend."""
+
+import pytest
+
+from gmm.kernels import chip as chips
+from testing import quantised_way
+
+PROGRAMS = quantised_way.PROGRAMS
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+  if "name" in metafunc.fixturenames:
+    interpreted = metafunc.config.getoption("backend") == "interpret"
+    names = [n for n, p in PROGRAMS.items() if p.interpreted >= interpreted]
+    metafunc.parametrize("name", names)
+
+
+def test_products(name, backend):
+  if backend == "pallas" and not PROGRAMS[name].runs_on(chips.resolve()):
+    with pytest.raises(NotImplementedError):
+      quantised_way.check_all(name, backend)
+    return
+  quantised_way.check_all(name, backend)
