@@ -15,13 +15,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
-def test_products(case, backend):
-  if harness.refuses(case, backend):
-    with pytest.raises(NotImplementedError):
-      harness.run_products(case, backend)
-    return
-  if backend == "xla":
-    # Their gradients, too.
-    harness.check(case, harness.run_vjp(case, backend))
-  else:
-    harness.check(case, harness.run_products(case, backend))
+def test_products(case, backend, unless_refused):
+  # Of XLA's the gradients, too.
+  run = harness.run_vjp if backend == "xla" else harness.run_products
+  with unless_refused(case):
+    harness.check(case, run(case, backend))

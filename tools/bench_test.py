@@ -10,7 +10,6 @@ import pytest
 
 from gmm.kernels import chip as chips
 from gmm.timing import rates
-from testing import chip_at_hand
 from testing.workloads import Workload
 from tools import (
   bench,
@@ -61,26 +60,6 @@ def test_another_chip_than_expected(capsys, monkeypatch):
   fake_tpu(monkeypatch, "TPU v5 lite")
   line = error_of(capsys, *OWN, "--expect_chip", "v6e")
   assert "is a 'TPU v5 lite', which is v5e; v6e was expected" in line
-
-
-@pytest.mark.parametrize(
-  ("kind", "expected", "said"),
-  [
-    ("TPU v9", None, "'TPU v9', which has no row"),
-    ("TPU v6 lite", "v66", "expected is 'v66'; known chips: v4"),
-  ],
-)
-def test_chips_that_nobody_knows(monkeypatch, kind, expected, said):
-  fake_tpu(monkeypatch, kind)
-  with pytest.raises(chip_at_hand.WrongTpuError, match=said):
-    chip_at_hand.find(expected)
-
-
-def test_the_chip_at_hand(monkeypatch):
-  fake_tpu(monkeypatch, "TPU7x")
-  assert chip_at_hand.find() == chip_at_hand.find("tpu7x") == "tpu7x"
-  assert chip_at_hand.expected({}) is None
-  assert chip_at_hand.expected({"GMM_EXPECT_CHIP": "v4"}) == "v4"
 
 
 STORED = {
