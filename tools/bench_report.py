@@ -49,17 +49,13 @@ def key(row: Row) -> tuple[str, str, str]:
 
 def heading() -> str:
   """The table's first line."""
-  return "".join(f" {name:>{width - 1}}" for name, width in _COLUMNS)
+  return _cells(*(name for name, _ in _COLUMNS))
 
 
 def line(row: Row) -> str:
   """A row of the table."""
   if row["refused"]:
-    cells = [row["level"], row["program"]]
-    start = "".join(
-      f" {c:>{width - 1}}"
-      for c, (_, width) in zip(cells, _COLUMNS, strict=False)
-    )
+    start = _cells(row["level"], row["program"])
     return f"{start}  {row['refused']}"
   cells = (
     row["level"],
@@ -76,10 +72,13 @@ def line(row: Row) -> str:
     _number(row["over_model"], 1, 2),
     f"{row['error_share']:.2g}" + ("" if row["right"] else " WRONG"),
   )
-  return "".join(
-    f" {cell:>{width - 1}}"
-    for cell, (_, width) in zip(cells, _COLUMNS, strict=True)
-  )
+  return _cells(*cells)
+
+
+def _cells(*texts: str) -> str:
+  # A text that is too wide still has a space before it.
+  pairs = zip(texts, _COLUMNS, strict=False)
+  return "".join(f" {text:>{width - 1}}" for text, (_, width) in pairs)
 
 
 def _number(value: float | None, factor: float, digits: int) -> str:

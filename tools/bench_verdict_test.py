@@ -170,3 +170,9 @@ def test_wrong_results_do_not_pass_however_fast(run, error, wrong, against):
     if error == 1 and len(wrong) == 2:
       # Alike, so that only the oracle knows.
       assert not any("nt against transpose" in line for line in said)
+
+
+def test_a_number_that_is_too_wide_has_a_space_before_it(run):
+  _, lines = run(times={"nt": [1e9] * 3, "transpose": [1e9] * 3})
+  (nt,) = [line for line in lines if " nt " in line and "profile" in line]
+  assert len(nt.split()) == 13
