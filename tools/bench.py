@@ -1,7 +1,7 @@
 """Times the NT kernel against the explicit transpose, on one TPU.
 
     ./bazelw run //tools:bench -- --gate 1.0 --out run.json
-    ./bazelw run //tools:bench -- --model all --against run.json
+    ./bazelw run //tools:bench -- --gate 1.0 --against run.json
 
 Without a TPU, at toy size, with times that mean nothing, and compiling only:
 
