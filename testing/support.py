@@ -45,8 +45,6 @@ def refusal(
   one = case.case if isinstance(case, GatedCase) else case
   if backend not in _KERNEL_BACKENDS:
     return None
-  if one.packed and one.transpose_rhs:
-    return Refusal(what="int32 packed along k", words=("int32", "packed"))
   spec = chips.resolve(chip or one.chip)
   wanted = (one.formats.lhs, one.formats.rhs, one.formats.out)
   for name in filter(None, wanted):

@@ -66,8 +66,7 @@ from testing.gated_cases import GatedCase
 
 PLAIN = Case(name="a", m=8, k=8, n=8, group_sizes=(8,), dtypes="bf16")
 FLOAT4 = dataclasses.replace(PLAIN, dtypes="bf16_f4")
-PACKED = dataclasses.replace(
-  PLAIN, dtypes="bf16_i4", packed=True, transpose_rhs=True)
+FLOAT16 = dataclasses.replace(PLAIN, dtypes="bf16_to_f16")
 
 def test_runs_and_must_not(unless_refused):
   with unless_refused(FLOAT4):
@@ -91,8 +90,8 @@ def test_right(case, unless_refused):
     raise NotImplementedError("no float4_e2m1fn on v6e")
 
 def test_right_too(unless_refused):
-  with unless_refused(PACKED):
-    raise NotImplementedError("int32, packed the other way")
+  with unless_refused(FLOAT16):
+    raise NotImplementedError("no float16 anywhere")
   with unless_refused(PLAIN):
     pass
 """
