@@ -129,8 +129,6 @@ def _shape(w: Workload, pattern: str) -> Shape:
   elif pattern.endswith(".npy"):
     path = str(flags.from_here(pattern))
     sizes = collect.checked_group_sizes(path, w.m, w.g)
-    # The file may hold others when a stored run is compared with.
-    pattern = f"{pattern}#{zlib.crc32(sizes.astype(np.int64)):08x}"
   else:
     raise ValueError(
       f"`group_sizes` is {pattern!r}; want one of "
@@ -142,4 +140,7 @@ def _shape(w: Workload, pattern: str) -> Shape:
       f"that add up to {sizes.sum()}; want {w.g} from 0 that add up to 1 to "
       f"{w.m}"
     )
+  if pattern not in visits.PATTERNS:
+    # The file may hold others when a stored run is compared with.
+    pattern = f"{pattern}#{zlib.crc32(sizes.astype(np.int64)):08x}"
   return Shape(workload=w, pattern=pattern, sizes=tuple(map(int, sizes)))
