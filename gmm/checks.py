@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from gmm import check_pieces, operand_checks, weight_checks
+from gmm import check_pieces, operand_checks, quantization, weight_checks
 from gmm import config as config_lib
 
 Problem = config_lib.Problem
@@ -36,6 +36,7 @@ def gmm_problem(
   rhs_scale: Any = None,
   rhs_bias: Any = None,
   lhs_scale: Any = None,
+  lhs_quantization: Any = None,
   backward: bool = False,
   precision: Any = None,
 ) -> Problem:
@@ -52,6 +53,7 @@ def gmm_problem(
     rhs_scale: None, or [g, k_blocks, n], k_blocks divides k.
     rhs_bias: None, or [g, n].
     lhs_scale: None, or [1, 1] or [m, 1] for a quantised lhs.
+    lhs_quantization: None, or the format that lhs is quantised to on the way.
     backward: a bool: `rhs_scale` is [g, n_blocks, k] instead, and an int32
       `rhs` is packed along n.
     precision: None, a `lax.Precision`, its string, or a pair of equal ones.
@@ -115,6 +117,10 @@ def gmm_problem(
     formats |= operand_checks.scaled_formats(formats, lhs_dtype, k)
   if lhs_scale is not None:
     formats |= operand_checks.row_scale_fields(lhs_scale, lhs_dtype, m)
+  if lhs_quantization is not None:
+    formats |= operand_checks.lhs_quantization_fields(
+      lhs_quantization, precision, (lhs_dtype, rhs_dtype), formats, k=k
+    )
   return Problem(
     kind="gmm",
     m=m,
@@ -222,6 +228,15 @@ def pallas_refusal(problem: Problem, chip: Any = None) -> str | None:
         f"`{name}` is {dtype}, which {chip.name} cannot load; use int4, a "
         "float8 or int8, a chip that has it, or backend='xla'"
       )
+  wanted = problem.lhs_quantization
+  if chip is not None and wanted and wanted.name not in chip.mxu_dtypes:
+    own = sorted(chip.mxu_dtypes & set(quantization.OPERANDS))
+    return (
+      f"`lhs_quantization` is {wanted}, which the matrix unit of {chip.name} "
+      f"does not multiply: of such formats it has "
+      f"{check_pieces.names_of(own) or 'none'}; choose one of these, None, a "
+      "chip that has it, or backend='xla'"
+    )
   return None
 
 

@@ -240,6 +240,7 @@ def _kernel(
     rhs.swapaxes(1, 2) if swapped else rhs,
     sizes,
     **_extras(problem, more),
+    lhs_quantization=problem.lhs_quantization,
     backward="n" in (problem.scale_axis, problem.packed_axis),
     transpose_rhs=problem.transpose_rhs != swapped,
     **options,

@@ -148,3 +148,60 @@ def check_scale(
       f"want one of {check_pieces.names_of(quantization.OPERANDS)}, or "
       f"{name}=None"
     )
+
+
+def lhs_quantization_fields(
+  value: Any,
+  precision: Any,
+  operands: tuple[np.dtype, np.dtype],
+  fields: dict[str, Any],
+  *,
+  k: int,
+) -> dict[str, Any]:
+  """The fields of a Problem that follow from `lhs_quantization`.
+
+  Args:
+    value: a format or its name.
+    precision: as the caller has it.
+    operands: dtypes of lhs and rhs.
+    fields: of the Problem, those of rhs_scale among them.
+    k: columns of lhs.
+
+  Raises:
+    ValueError: lhs is quantised already, or the weight's format does not go
+      with it.
+    TypeError: a format that lhs cannot be quantised to.
+    NotImplementedError: a scale along the columns of the result.
+  """
+  lhs, rhs = operands
+  how = quantization.format_of("lhs_quantization", value, quantization.OPERANDS)
+  if config_lib.DTYPES[lhs].kind != "float":
+    raise ValueError(
+      f"`lhs_quantization` is {how} but `lhs` is {lhs}, quantised already; "
+      "pass `lhs_scale`, or a bfloat16 or float32 `lhs`"
+    )
+  goes_with = ("int8", "int4") if how == "int8" else (how,)
+  if rhs.name not in goes_with:
+    raise ValueError(
+      f"`lhs_quantization` is {how} but `rhs` is {rhs}, and no matrix unit "
+      f"multiplies the two; want {' or '.join(goes_with)} in `rhs`"
+    )
+  wanted = precision_lib.canonical(precision)
+  if wanted not in (None, lax.Precision.DEFAULT):
+    raise ValueError(
+      f"`precision` is {wanted.name} but `lhs_quantization` is {how}: it has a "
+      "meaning for float32 only; pass None"
+    )
+  block = fields.get("scale_block", 0)
+  if block and fields["scale_axis"] == "n":
+    raise NotImplementedError(
+      "`lhs_quantization` with backward=True and a `rhs_scale`: lhs takes that "
+      "scale as it is; quantise it before, and pass `lhs_scale`"
+    )
+  return {
+    "lhs_quantization": jnp.dtype(how),
+    "lhs_block": block if 0 < block < k else quantization.LHS_BLOCK,
+    "compute_dtype": jnp.dtype(how),
+    "acc_dtype": jnp.dtype(jnp.float32),
+    "precision": lax.Precision.DEFAULT,
+  }

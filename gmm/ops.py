@@ -53,6 +53,7 @@ def gmm(
   rhs_scale: jax.Array | None = None,
   rhs_bias: jax.Array | None = None,
   lhs_scale: jax.Array | None = None,
+  lhs_quantization: str | None = None,
   precision: Any = None,
   config: Config | None = None,
 ) -> jax.Array:
@@ -98,6 +99,15 @@ def gmm(
       It has no gradient, and nor has a float8 `lhs` that comes with it: one
       that is asked for is refused. For the gradient of `rhs` the cotangent
       takes the scale, and is rounded to its own dtype.
+    lhs_quantization: "int8", "float8_e4m3fn" or "float8_e5m2": a bfloat16 or
+      float32 `lhs` is quantised to it as it is multiplied, for a weight of the
+      same format (or 4-bit integers, for "int8"). Each row has a scale for each
+      of the weight's blocks along k, or for each 4096 columns: the largest
+      magnitude over the format's largest number. Rows of zeros, and of numbers
+      too small for such a scale, give zeros. Gradients are straight-through:
+      dlhs and drhs are those of an `lhs` that is not quantised. A kernel for a
+      chip whose matrix unit lacks the format is refused; the XLA backend
+      multiplies what the quantised values stand for, in float32.
     precision: for float32 operands: a `jax.lax.Precision` or its name, used for
       the gradients too. None is jax's default.
     config: how to compute; `Config()` by default.
@@ -124,6 +134,7 @@ def gmm(
     rhs_scale=rhs_scale,
     rhs_bias=rhs_bias,
     lhs_scale=lhs_scale,
+    lhs_quantization=lhs_quantization,
     precision=precision,
   )
   plan = _plan(problem, config, precision)

@@ -38,6 +38,9 @@ class Problem:
     scale_dtype: dtype of the scale; None for none.
     lhs_scales: gmm only, how many float32 scales lhs comes with: 0 for none, 1
       for all of it, m for one of each row.
+    lhs_quantization: gmm only, lhs is quantised to this format as it is
+      multiplied; None for no.
+    lhs_block: then how many elements along k share a scale of a row.
     has_bias: gmm only, a bias [g, n] is added to rows of local groups.
     packed_axis: gmm only, "k" or "n" for int4 weights of which an int32 holds
       eight along that axis, the first one in the low bits; "" for others.
@@ -66,6 +69,8 @@ class Problem:
   scale_axis: str = "k"
   scale_dtype: np.dtype | None = None
   lhs_scales: int = 0
+  lhs_quantization: np.dtype | None = None
+  lhs_block: int = 0
   has_bias: bool = False
   packed_axis: str = ""
   pair: str | None = None

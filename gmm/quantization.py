@@ -26,7 +26,7 @@ WEIGHTS = ("int8", "int4", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
 
 # Columns of lhs that share a scale, where the weight does not say: the same on
 # every chip and for every tiling, so that a row's bits depend on neither.
-LHS_BLOCK = 1024
+LHS_BLOCK = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Quantization:
 
   def __post_init__(self) -> None:
     """Checks what needs no operand to check it with."""
-    object.__setattr__(self, "dtype", _name("dtype", self.dtype, WEIGHTS))
+    object.__setattr__(self, "dtype", format_of("dtype", self.dtype, WEIGHTS))
     if self.block is not None:
       block = check_pieces.index_of("block", self.block)
       if block < 1:
@@ -77,12 +77,12 @@ class Quantization:
     if value is None:
       return None
     if not isinstance(value, cls):
-      return cls(dtype=_name(name, value, formats))
-    _name(name, value.dtype, formats)
+      return cls(dtype=format_of(name, value, formats))
+    format_of(name, value.dtype, formats)
     return value
 
 
-def _name(name: str, value: Any, formats: tuple[str, ...]) -> str:
+def format_of(name: str, value: Any, formats: tuple[str, ...]) -> str:
   """The name of a format; raises TypeError unless it is one of `formats`."""
   try:
     found = jnp.dtype(value).name
@@ -172,3 +172,18 @@ def quantize_weight(
   q, scale = quantize(weight.reshape(shape), jnp.dtype(how.dtype), axis + 1)
   scale = scale.squeeze(axis + 1)
   return q.reshape(weight.shape), scale.swapaxes(1, 2) if transposed else scale
+
+
+def dequantized_rows(x: jax.Array, dtype: np.dtype, block: int) -> jax.Array:
+  """What quantised rows stand for, float32 [rows, k].
+
+  Args:
+    x: float rows [rows, k].
+    dtype: the format.
+    block: columns that share a scale; the last ones may be fewer.
+  """
+  parts = []
+  for start in range(0, x.shape[1], block):
+    q, scale = quantize(x[:, start : start + block], dtype, 1)
+    parts.append(q.astype(jnp.float32) * scale)
+  return jnp.concatenate(parts, axis=1)

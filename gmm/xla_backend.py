@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from gmm import quantized, varying
+from gmm import quantization, quantized, varying
 from gmm.config import PACKED, Problem
 
 # Fewer rows do not pay for reading the weight, more do not make a dot faster.
@@ -84,16 +84,17 @@ def gmm(
   if (
     p.g_total == 1
     and p.out_dtype == p.acc_dtype
-    and not (more or p.packed_axis)
+    and not (more or p.packed_axis or p.lhs_quantization is not None)
   ):
     return _gmm_of_one(lhs, rhs, sizes, offset, existing_out=out, problem=p)
   block = min(block_rows(p), max(_MIN_BLOCK, p.m // 8))
   dims = _gmm_dims(p)
   width = p.n
-  if p.g > 1 or p.scale_block or p.packed_axis:
+  if p.g > 1 or p.scale_block or p.packed_axis or p.lhs_quantization:
     # One weight is read in place, unless it is scaled; else a panel is copied.
     item = max(p.rhs_dtype.itemsize, p.compute_dtype.itemsize)
-    item = 8 if p.scale_block or p.packed_axis else item
+    if p.scale_block or p.packed_axis or p.lhs_quantization:
+      item = 8
     budget = p.m * p.n * p.out_dtype.itemsize // 2
     width = _panel_width(p.n, budget, max(p.k, 1) * item)
 
@@ -132,6 +133,8 @@ def gmm(
     def visit(row: jax.Array, out: jax.Array) -> jax.Array:
       at, mask = _window(row, rows[1], block, p.m)
       x = _slice(lhs, (at, zero), (block, p.k))
+      if p.lhs_quantization is not None:
+        x = quantization.dequantized_rows(x, p.lhs_quantization, p.lhs_block)
       y = _dot(x, weight, dims, p)
       if lhs_scale is not None:
         y = y.astype(jnp.float32) * _scale_of_rows(lhs_scale, at, block)
@@ -370,8 +373,8 @@ def _dot(
 ) -> jax.Array:
   """The dot of one visit: operands widened here, block by block."""
   compute, acc = problem.compute_dtype, problem.acc_dtype
-  if problem.scale_block:
-    compute = acc = jnp.float32  # as the weight is, with its scale in it
+  if problem.scale_block or problem.lhs_quantization is not None:
+    compute = acc = jnp.float32  # as operands are, with their scales in them
   return lax.dot_general(
     x.astype(compute),
     y.astype(compute),

@@ -44,6 +44,14 @@ MAIN_DTYPES: Mapping[str, Dtypes] = {
 }
 
 _HAVE_FLOAT4 = ("tpu7x",)
+# What lhs may be quantised to, by chip.
+_QUANTISES = {
+  "v4": (),
+  "v5e": ("int8", "float8_e5m2"),
+  "v5p": ("int8", "float8_e5m2"),
+  "v6e": ("int8", "float8_e5m2"),
+  "tpu7x": ("float8_e4m3fn", "float8_e5m2"),
+}
 _KERNEL_BACKENDS = ("interpret", "pallas")
 
 # Further formats, with one shape each.
@@ -80,6 +88,7 @@ QUANTIZED_DTYPES: Mapping[str, Dtypes] = {
 # What only an lhs with scales has.
 _LHS_DTYPES: Mapping[str, Dtypes] = {
   "i8_bf16": Dtypes(lhs="int8", rhs="bfloat16"),
+  "f32_e4m3": Dtypes(lhs="float32", rhs="float8_e4m3fn"),
 }
 
 DTYPES: Mapping[str, Dtypes] = {
@@ -240,4 +249,6 @@ class Case:
     """
     if backend in _KERNEL_BACKENDS and self.formats.rhs.startswith("float4"):
       return (chip or self.chip) not in _HAVE_FLOAT4
+    if backend in _KERNEL_BACKENDS and self.lhs_quantization:
+      return self.lhs_quantization not in _QUANTISES[chip or self.chip]
     return backend in self.formats.refused_by

@@ -309,7 +309,10 @@ def _vjp_program(program: Case, config: ops.Config) -> Callable:
 
 def _of_lhs(program: Case, x: dict[str, jax.Array | None]) -> dict[str, Any]:
   """How lhs is quantised, where it is."""
-  return {"lhs_scale": x["lhs_scale"]}
+  return {
+    "lhs_scale": x["lhs_scale"],
+    "lhs_quantization": program.lhs_quantization,
+  }
 
 
 def _offset(program: Case, traced: jax.Array | None) -> jax.Array | int | None:

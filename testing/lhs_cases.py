@@ -4,7 +4,7 @@ They have a target of their own: each is a kernel of its own, and takes long to
 compile where it is interpreted. Nothing here imports jax.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from testing import patterns
@@ -12,87 +12,77 @@ from testing.case import Case
 
 _PATTERNS = ("ragged", "empty_runs", "short", "all_ones", "one_takes_all")
 _POISON = ("nan", "inf", "huge")
-_SHARED: dict[str, Any] = {"m": 44, "num_groups": 3}
+_TILES = (32, 128, 128)
+_T: dict[str, Any] = {"transpose_rhs": True}
 
-# Each is one program: a pair of formats, where the scales of both enter, and
-# what else there is.
-GIVEN: dict[str, dict[str, Any]] = {
-  "i8-row": {
-    "dtypes": "i8",
-    "scale_blocks": 1,
-    "lhs_scale": "row",
-    "k": 200,
-    "n": 264,
-    "tiling": (16, 128, 128),
-  },
-  "i8-row-T": {
-    "dtypes": "i8",
-    "scale_blocks": 2,
-    "lhs_scale": "row",
-    "k": 256,
-    "n": 136,
-    "transpose_rhs": True,
-    "existing_out": True,
-    "bias": True,
-  },
-  "i8-tensor": {
-    "dtypes": "i8_to_f32",
-    "lhs_scale": "tensor",
-    "k": 136,
-    "n": 72,
-    "chip": "v4",
-  },
-  "i8_bf16-row": {
-    "dtypes": "i8_bf16",
-    "lhs_scale": "row",
-    "scale_dtype": "bfloat16",
-    "k": 136,
-    "n": 72,
-  },
-  "i8_i4-row": {
-    "dtypes": "i8_i4",
-    "scale_blocks": 5,
-    "lhs_scale": "row",
-    "k": 200,
-    "n": 72,
-    "packed": True,
-  },
-  "e4m3-row-T": {
-    "dtypes": "e4m3",
-    "scale_blocks": 1,
-    "lhs_scale": "row",
-    "k": 200,
-    "n": 136,
-    "transpose_rhs": True,
-    "chip": "tpu7x",
-  },
-  "e5m2-tensor": {
-    "dtypes": "e5m2",
-    "scale_blocks": 4,
-    "lhs_scale": "tensor",
-    "k": 512,
-    "n": 136,
-    "tiling": (32, 256, 128),
-  },
+# Each is one program: formats, where the scales of both enter, and what else
+# there is.
+PROGRAMS: Mapping[str, dict[str, Any]] = {
+  # Several tiles of k, whose integer sums are scaled at the end.
+  "given-i8-row": {"dtypes": "i8", "scale_blocks": 1, "lhs_scale": "row"}
+  | {"k": 200, "n": 136, "tiling": _TILES},
+  "given-i8-tensor-T": {"dtypes": "i8", "scale_blocks": 2, "k": 256, "n": 136}
+  | {"lhs_scale": "tensor", "bias": True, "existing_out": True, **_T},
+  "given-e4m3-row-T": {"dtypes": "e4m3", "scale_blocks": 1, "k": 200, "n": 72}
+  | {"lhs_scale": "row", "scale_dtype": "bfloat16", "chip": "tpu7x", **_T},
+  # One scale for each row.
+  "to-i8": {"dtypes": "bf16_i8", "lhs_quantization": "int8", "k": 256, "n": 136}
+  | {"scale_blocks": 1, "bias": True},
+  # Blocks that start and end within a register, in an accumulator.
+  "to-i8-blocks-T": {"dtypes": "f32_i8", "k": 264, "n": 136, "scale_blocks": 2}
+  | {"lhs_quantization": "int8", "existing_out": True, **_T},
+  # Several tiles of k, of several blocks each, but for the last.
+  "to-e4m3-tiles": {"dtypes": "f32_e4m3", "k": 320, "n": 136}
+  | {"lhs_quantization": "float8_e4m3fn", "scale_blocks": 5, "chip": "tpu7x"}
+  | {"tiling": _TILES},
+  "to-e5m2-T": {"dtypes": "bf16_e5m2", "k": 200, "n": 72, **_T}
+  | {"lhs_quantization": "float8_e5m2"},
+}
+# For XLA alone, and its gradients: kernels are made of the same pieces.
+MORE_PROGRAMS: Mapping[str, dict[str, Any]] = {
+  "given-i8_bf16-row": {"dtypes": "i8_bf16", "lhs_scale": "row"}
+  | {"scale_dtype": "bfloat16", "k": 136, "n": 72},
+  "given-i8_i4-row": {"dtypes": "i8_i4", "scale_blocks": 5, "packed": True}
+  | {"lhs_scale": "row", "k": 200, "n": 72},
+  "given-e5m2-tensor-T": {"dtypes": "e5m2", "lhs_scale": "tensor", **_T}
+  | {"k": 136, "n": 72},
+  "to-i4": {"dtypes": "f32_i4", "lhs_quantization": "int8", "scale_blocks": 5}
+  | {"k": 200, "n": 72},
+  # What the chip has no matrix unit for.
+  "to-e4m3-on_v6e": {"dtypes": "bf16_e4m3", "scale_blocks": 1, "k": 136}
+  | {"lhs_quantization": "float8_e4m3fn", "n": 72},
+  "to-i8-on_tpu7x": {"dtypes": "bf16_i8", "scale_blocks": 1, "k": 136, "n": 72}
+  | {"lhs_quantization": "int8", "chip": "tpu7x"},
 }
 
 
-def given() -> Iterator[Case]:
-  """An lhs that comes with scales."""
-  for name, fields in GIVEN.items():
-    for i, pattern in enumerate(_PATTERNS):
-      yield Case(
-        name=f"{name}-{pattern}",
-        group_sizes=patterns.PATTERNS[pattern](44, 5),
-        group_offset=(i + 1) % 4,
-        poison=_POISON[i % 3],
-        **_SHARED,
-        **fields,
+def _cases(
+  programs: Mapping[str, dict[str, Any]], names: tuple[str, ...]
+) -> Iterator[Case]:
+  for name, fields in programs.items():
+    for i, pattern in enumerate(names):
+      # Rows of zeros, and of numbers too small for a scale, among others.
+      values = (
+        ("plain", "faint") if "lhs_quantization" in fields else ("plain",)
       )
-  # Rows of several registers' worth of scales, in windows that start anywhere.
+      for value in values:
+        yield Case(
+          name=f"{name}-{pattern}-{value}",
+          m=44,
+          num_groups=3,
+          group_sizes=patterns.PATTERNS[pattern](44, 5),
+          group_offset=(i + 1) % 4,
+          poison=_POISON[i % 3],
+          values=value,
+          **fields,
+        )
+
+
+def _many_rows() -> Iterator[Case]:
+  """Several registers of scales, in windows that start anywhere."""
   for sizes in ((260, 3, 0, 41), (1, 129, 170, 4), (0, 0, 304, 0)):
     yield Case(
-      name=f"i8-many_rows-{'_'.join(map(str, sizes))}",
+      name=f"given-many_rows-{'_'.join(map(str, sizes))}",
       dtypes="i8",
       lhs_scale="row",
       scale_blocks=1,
@@ -104,4 +94,9 @@ def given() -> Iterator[Case]:
     )
 
 
-CASES: tuple[Case, ...] = tuple(given())
+KERNEL_CASES: tuple[Case, ...] = (
+  *_cases(PROGRAMS, _PATTERNS),
+  *_many_rows(),
+)
+MORE_CASES: tuple[Case, ...] = tuple(_cases(MORE_PROGRAMS, _PATTERNS[:3]))
+CASES = (*KERNEL_CASES, *MORE_CASES)

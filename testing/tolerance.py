@@ -138,6 +138,36 @@ def _expected(
   return results
 
 
+def unquantised(case: Case, x: inputs.Inputs) -> Expected:
+  """What `out` would be if lhs were not quantised on the way.
+
+  The bound adds what the format moves each element of lhs by, half of its step
+  there, to the bound of the quantised product.
+  """
+  plain = dataclasses.replace(case, lhs_quantization=None)
+  with np.errstate(invalid="ignore"):
+    value = _expected(plain, x, on_tpu=False)["out"].value
+    bound = _expected(case, x, on_tpu=False)["out"].bound
+    moved = quantizing.half_steps(
+      x.lhs,
+      case.lhs_quantization,
+      axis=1,
+      block=oracle.lhs_block(case.k, x.rhs_scale),
+    )
+    scale = None if x.rhs_scale is None else np.abs(_wide(x.rhs_scale))
+    moved = oracle.gmm(
+      moved,
+      np.abs(_wide(x.rhs)),
+      x.group_sizes,
+      group_offset=case.group_offset,
+      transpose_rhs=case.transpose_rhs,
+      rhs_scale=scale,
+    )
+  # The result was rounded where it was, not where it would have been.
+  rounding = 1 + float(jnp.finfo(inputs.out_dtype(case)).eps)
+  return Expected(value=value, bound=bound + rounding * moved)
+
+
 def eps_of(
   operands: tuple[np.dtype, np.dtype],
   out: np.dtype,

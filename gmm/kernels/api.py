@@ -25,6 +25,7 @@ def gmm_v2(
   rhs_scale: jax.Array | None = None,
   rhs_bias: jax.Array | None = None,
   lhs_scale: jax.Array | None = None,
+  lhs_quantization: Any = None,
   backward: bool = False,
   existing_out: jax.Array | None = None,
   precision: Any = None,
@@ -59,6 +60,8 @@ def gmm_v2(
     rhs_bias: [g, n] float, added to rows of local groups before the rounding.
     lhs_scale: [1, 1] or [m, 1] float32 or bfloat16, for an int8 or float8
       `lhs`: sums are multiplied by it, in float32.
+    lhs_quantization: "int8", "float8_e4m3fn" or "float8_e5m2": `lhs` is
+      quantised to it in VMEM, as in `ops.gmm`.
     backward: a static bool: this is the gradient of lhs, where k and n have
       changed places: `rhs_scale` is [g, n_blocks, k], and an int32 `rhs` is
       packed along n.
@@ -89,6 +92,7 @@ def gmm_v2(
     rhs_scale=rhs_scale,
     rhs_bias=rhs_bias,
     lhs_scale=lhs_scale,
+    lhs_quantization=lhs_quantization,
     backward=backward,
     precision=precision,
   )
@@ -96,7 +100,12 @@ def gmm_v2(
   if problem.k == 0 and not problem.is_empty:
     # Biases alone: those of a weight of zeros.
     problem = dataclasses.replace(
-      problem, k=1, scale_block=0, packed_axis="", lhs_scales=0
+      problem,
+      k=1,
+      scale_block=0,
+      packed_axis="",
+      lhs_scales=0,
+      lhs_quantization=None,
     )
     lhs = jnp.zeros((problem.m, 1), problem.lhs_dtype)
     rhs = jnp.zeros(problem.weight_shape, problem.rhs_dtype)

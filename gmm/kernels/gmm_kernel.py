@@ -27,6 +27,7 @@ from gmm.kernels import (
   grid,
   launch,
   products,
+  quantizing,
   row_scales,
   scales,
   small_blocks,
@@ -242,11 +243,18 @@ class Body:
   ) -> None:
     """Calls fn for pieces of columns of some rows' product over k columns."""
     tile, place = self.tile(step, at), scales.place(self.plan.problem)
+    quantised = None
+    if self.buf.quantised is not None:
+      ref = self.buf.quantised
+      quantised = ref, quantizing.quantize(tile, k, at[1], ref)
     if place == "n":
       scales.each_of_blocks((tile,), k, lambda n, values: fn(n, *values))
       return
 
     def one(n: pl.Slice) -> None:
+      if quantised is not None:
+        fn(n, quantizing.product(tile, k, n, quantised))
+        return
       if place == "k":
         fn(n, scales.sum_over_blocks(tile, k, n))
         return

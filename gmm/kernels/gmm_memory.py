@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from gmm.kernels import carriers, row_scales, scales
+from gmm.kernels import carriers, quantizing, row_scales, scales
 from gmm.kernels.grid import (
   LANES,
   GroupTable,
@@ -48,6 +48,7 @@ class Buffers(NamedTuple):
     zero_sem: DMA semaphore [1].
     lhs_scale: VMEM [2, rows, 128], a part of `row_scales.table`, or None.
     turned: VMEM: the words of a weight tile, transposed; None for others.
+    quantised: VMEM, rows of lhs as `quantizing` makes them, or None.
   """
 
   table: GroupTable
@@ -65,6 +66,7 @@ class Buffers(NamedTuple):
   zero_sem: Any
   lhs_scale: Any = None
   turned: Any = None
+  quantised: Any = None
 
 
 def scratch(plan: Plan) -> Buffers:
@@ -94,6 +96,11 @@ def scratch(plan: Plan) -> Buffers:
     if problem.lhs_scales
     else None,
     turned=carriers.turned(plan),
+    quantised=pltpu.VMEM(
+      quantizing.scratch_shape(plan), problem.lhs_quantization
+    )
+    if problem.lhs_quantization
+    else None,
   )
 
 

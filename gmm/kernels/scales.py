@@ -59,6 +59,9 @@ def padded(problem: Problem, k: int, n: int) -> Problem:
 def unit(problem: Problem, axis: str) -> int:
   """What tiles of axis "k" or "n" are multiples of: lanes and whole blocks."""
   size = problem.k if axis == "k" else problem.n
+  if axis == "k" and problem.lhs_quantization:
+    block = problem.lhs_block
+    return LANES if block >= size else math.lcm(LANES, block)
   blocked = problem.scale_block and problem.scale_axis == axis
   if not blocked or problem.scale_block >= size:
     return LANES

@@ -11,7 +11,14 @@ import numpy as np
 from jax import lax
 
 from gmm.config import Problem, bits
-from gmm.kernels import carriers, pairs, row_scales, scales, small_blocks
+from gmm.kernels import (
+  carriers,
+  pairs,
+  quantizing,
+  row_scales,
+  scales,
+  small_blocks,
+)
 from gmm.kernels.grid import LANES, round_up
 from gmm.kernels.plan import PIECE_N, Plan, sublanes
 
@@ -59,6 +66,9 @@ def buffers(plan: Plan) -> int:
   if problem.packs_lanes:  # once more, the other way round
     words = carriers.tile_shape(plan)[::-1]
     carry += _padded_bytes(*words, np.dtype(np.int32))
+  if problem.lhs_quantization:
+    shape = quantizing.scratch_shape(plan)
+    carry += _padded_bytes(*shape, problem.lhs_quantization)
   if problem.lhs_scales:
     shape = row_scales.rows_in_vmem(plan), LANES
     carry += 2 * _padded_bytes(*shape, np.dtype(np.float32))
