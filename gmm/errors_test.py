@@ -229,48 +229,6 @@ GMM = SHARED | {
     "`rhs` is float32",
     "int8",
   ),
-  "lhs_scale_of_f32": (
-    TypeError,
-    {"lhs_scale": like((M, 1))},
-    "`lhs_scale`",
-    "`lhs` is float32",
-    "int8",
-  ),
-  "lhs_scale_rank": (
-    ValueError,
-    {"lhs": like((M, K), "i1"), "lhs_scale": like((M,))},
-    "`lhs_scale`",
-    "[6]",
-    "[m, 1]",
-  ),
-  "lhs_scale_rows": (
-    ValueError,
-    {"lhs": like((M, K), "i1"), "lhs_scale": like((M - 1, 1))},
-    "`lhs_scale`",
-    "[5, 1]",
-    "[1, 1] or [m, 1] = [6, 1]",
-  ),
-  "lhs_scale_columns": (
-    ValueError,
-    {"lhs": like((M, K), "i1"), "lhs_scale": like((1, K))},
-    "`lhs_scale`",
-    "[1, 16]",
-    "[m, 1] = [6, 1]",
-  ),
-  "lhs_scale_float16": (
-    TypeError,
-    {"lhs": like((M, K), "i1"), "lhs_scale": like((M, 1), "f2")},
-    "`lhs_scale`",
-    "float16",
-    "bfloat16",
-  ),
-  "lhs_scale_sum_of_integers": (
-    TypeError,
-    {"lhs": like((M, K), "i1"), "rhs": RHS8, "lhs_scale": like((M, 1))}
-    | {"preferred_element_type": jnp.int32},
-    "`preferred_element_type` is int32",
-    "float32",
-  ),
   "scale_rank": (
     ValueError,
     {"rhs": RHS8, "rhs_scale": like((G, N))},

@@ -11,7 +11,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
   kernels = lhs_cases.KERNEL_CASES + refused
   parametrize.by_backend(
     metafunc,
-    {"interpret": kernels, "pallas": kernels, "xla": lhs_cases.CASES},
+    {"interpret": kernels, "pallas": kernels, "xla": lhs_cases.XLA_CASES},
   )
 
 

@@ -9,7 +9,8 @@ unseen.
 This file is the process, too: `python mutations.py FOLDER CASE...` runs cases
 with the package in FOLDER. `out:name`, `dlhs:name` and `drhs:name` are one
 interpreted product of a case of the table; `vjp:name` is `ops.gmm` with XLA.
-`gated:name` and `gated_vjp:name` are the same of the table of gate and up.
+`gated:name` and `gated_vjp:name` are the same of the table of gate and up,
+`lhs_out:name` and `lhs_vjp:name` of that of a quantised lhs.
 """
 
 import os
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 
-from testing import gated_mutations
+from testing import gated_mutations, lhs_mutations
 from testing.mutation import Mutation
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -397,6 +398,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     cases=("vjp:existing-ragged",),
   ),
   *gated_mutations.MUTATIONS,
+  *lhs_mutations.MUTATIONS,
 )
 
 
@@ -468,14 +470,15 @@ def _run_cases(folder: str, wanted: list[str]) -> int:
   import jax
 
   import gmm
-  from testing import cases, gated_cases, gated_harness, harness
+  from testing import cases, gated_cases, gated_harness, harness, lhs_cases
 
   if not pathlib.Path(gmm.__file__).is_relative_to(folder):
     raise RuntimeError(f"gmm is {gmm.__file__}, not the one in {folder}")
   by_name = {case.name: case for case in cases.CASES}
   by_name |= {case.name: case for case in gated_cases.CASES}
+  by_name |= {case.name: case for case in lhs_cases.CASES}
   for one in wanted:
-    result, name = one.split(":")
+    result, name = one.removeprefix("lhs_").split(":")
     case = by_name[name]
     try:
       if result == "gated":
