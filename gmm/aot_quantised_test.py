@@ -76,3 +76,42 @@ def test_no_weight_is_copied(chip, dtype, blocks, layout):
   text = compiled.as_text()
   for kernel in ("gmm_v2-nn", "gmm_v2-nt"):
     assert f"{kernel}-g_{G}-" in text
+
+
+@pytest.mark.parametrize(
+  ("chip", "dtype", "blocks", "layout"),
+  [
+    ("v5e", "float8_e5m2", 1, "gkn"),
+    ("v6e", "int8", 4, "gnk"),
+    ("tpu7x", "float8_e4m3fn", 1, "gkn"),
+  ],
+)
+@pytest.mark.parametrize("how", ["given", "on the way"])
+def test_lhs_is_quantised_in_the_kernel(chip, dtype, blocks, layout, how):
+  transposed, given = layout == "gnk", how == "given"
+
+  def forward(lhs, rhs, scale, sizes, by_row):
+    return ops.gmm(
+      lhs,
+      rhs,
+      sizes,
+      rhs_scale=scale,
+      lhs_scale=by_row if given else None,
+      lhs_quantization=None if given else dtype,
+      transpose_rhs=transposed,
+      config=ops.Config(backend="pallas", chip=chip, rhs_layout=layout),
+    )
+
+  compiled = aot.compile_for(
+    forward,
+    aot.spec((M, K), dtype if given else jnp.bfloat16),
+    aot.spec((G, N, K) if transposed else (G, K, N), dtype),
+    aot.spec((G, blocks, N), jnp.float32),
+    aot.spec((G,), jnp.int32),
+    aot.spec((M, 1), jnp.float32),
+    chip=chip,
+    row_major=True,
+  )
+  assert not aot.weight_copies(compiled, min_bytes=K * N)
+  # Neither quantised rows nor a scale for each lane of each row.
+  assert compiled.memory_analysis().temp_size_in_bytes <= TEMP_BYTES
