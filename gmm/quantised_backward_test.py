@@ -2,7 +2,6 @@
 
 import pytest
 
-from gmm.kernels import chip as chips
 from testing import quantised_way
 
 PROGRAMS = quantised_way.PROGRAMS
@@ -15,9 +14,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("name", names)
 
 
-def test_products(name, backend):
-  if backend == "pallas" and not PROGRAMS[name].runs_on(chips.resolve()):
-    with pytest.raises(NotImplementedError):
-      quantised_way.check_all(name, backend)
-    return
-  quantised_way.check_all(name, backend)
+def test_products(name, backend, unless_refused):
+  with unless_refused(PROGRAMS[name]):
+    quantised_way.check_all(name, backend)

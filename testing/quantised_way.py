@@ -56,11 +56,12 @@ class Program:
   chip: str = "v6e"
   interpreted: bool = False
 
-  def runs_on(self, chip: ChipSpec) -> bool:
-    """Whether a chip has the formats."""
-    weight = self.rhs is not None and self.rhs.dtype in chip.lacks
+  def lacking(self, chip: ChipSpec) -> str | None:
+    """The format that a chip lacks, if any."""
+    if self.rhs is not None and self.rhs.dtype in chip.lacks:
+      return self.rhs.dtype
     # With lhs, all three are multiplied as they are.
-    return not weight and (self.lhs is None or self.lhs in chip.mxu_dtypes)
+    return None if self.lhs in (None, *chip.mxu_dtypes) else self.lhs
 
 
 HOW = ops.Quantization

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Protocol
 
 from gmm import formats
 from gmm.kernels import chip as chips
@@ -16,6 +17,15 @@ from testing.case import Case
 from testing.gated_cases import GatedCase
 
 _KERNEL_BACKENDS = ("interpret", "pallas")
+
+
+class Row(Protocol):
+  """A row of a table that knows itself what it needs of a chip."""
+
+  chip: str
+
+  def lacking(self, chip: chips.ChipSpec) -> str | None:
+    """The format that the chip lacks, by the chip's own row; None if none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +42,7 @@ class Refusal:
 
 
 def refusal(
-  case: Case | GatedCase, backend: str, chip: str | None = None
+  case: Case | GatedCase | Row, backend: str, chip: str | None = None
 ) -> Refusal | None:
   """Why a case must raise NotImplementedError; None where it runs.
 
@@ -46,18 +56,23 @@ def refusal(
   if backend not in _KERNEL_BACKENDS:
     return None
   spec = chips.resolve(chip or one.chip)
+  if not isinstance(one, Case):
+    lacking = one.lacking(spec)
+    return _by(spec, lacking, lacking) if lacking else None
   wanted = (one.formats.lhs, one.formats.rhs, one.formats.out)
   for name in filter(None, wanted):
     if name in _NOT_ON_KERNELS:
       return Refusal(what=name, words=(name,))
     if name in spec.lacks:
-      return Refusal(what=f"{name} on {spec.name}", words=(name, spec.name))
+      return _by(spec, name, name)
   to = one.lhs_quantization
   if to and to not in spec.mxu_dtypes:
-    return Refusal(
-      what=f"lhs quantised to {to} on {spec.name}", words=(to, spec.name)
-    )
+    return _by(spec, f"lhs quantised to {to}", to)
   return None
+
+
+def _by(spec: chips.ChipSpec, what: str, name: str) -> Refusal:
+  return Refusal(what=f"{what} on {spec.name}", words=(name, spec.name))
 
 
 _NOT_ON_KERNELS = {

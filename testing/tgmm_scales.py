@@ -47,10 +47,10 @@ class Program:
   scale_dtype: str = "float32"
   interpreted: bool = True
 
-  def runs_on(self, chip: ChipSpec) -> bool:
-    """Whether a chip's matrix unit has one format, if that is multiplied."""
+  def lacking(self, chip: ChipSpec) -> str | None:
+    """The one format that a chip's matrix unit lacks, if that is multiplied."""
     lhs, dout = self.formats
-    return lhs != dout or lhs in chip.mxu_dtypes
+    return lhs if lhs == dout and lhs not in chip.mxu_dtypes else None
 
 
 PROGRAMS = {
