@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from gmm import ops
 from testing import compiling, toy
@@ -96,22 +97,27 @@ def test_tgmm():
   same(grads, (lhs, dout, sizes, offsets), tgmm, einsum)
 
 
-def test_gate_and_up_nested():
+@pytest.mark.parametrize("name", ["gated", "split"])
+def test_gate_and_up_nested(name):
   lhs, _, sizes = batched(toy.operands(), (0, 0, 0))
   weight = normal(1, 2, G, K, 2 * N)
 
-  def gated(lhs, weight, sizes):
-    return ops.gmm_gated(lhs, weight, sizes, config=XLA)
+  def ours(lhs, weight, sizes):
+    if name == "gated":
+      return ops.gmm_gated(lhs, weight, sizes, config=XLA)
+    halves = jnp.split(weight, 2, axis=2)
+    return jnp.concatenate(ops.split_gmm(lhs, *halves, sizes, config=XLA), 1)
 
   def plain(lhs, weight, sizes):
-    gate, up = jnp.split(dense(lhs, weight, sizes), 2, axis=1)
-    return jax.nn.silu(gate) * up
+    both = dense(lhs, weight, sizes)
+    gate, up = jnp.split(both, 2, axis=1)
+    return jax.nn.silu(gate) * up if name == "gated" else both
 
   def nested(function):
     grad = jax.grad(loss_of(function), (0, 1))
     return jax.vmap(jax.vmap(grad, (None, 0, None)), (0, None, 0))
 
-  same(nested, (lhs, weight, sizes), gated, plain)
+  same(nested, (lhs, weight, sizes), ours, plain)
 
 
 def test_scales_and_biases():

@@ -22,12 +22,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
   )
 
 
-def test_products(case, backend):
-  if harness.refuses(case, backend):
-    with pytest.raises(NotImplementedError):
-      harness.run_products(case, backend)
-    return
-  harness.check(case, harness.run_products(case, backend))
+def test_products(case, backend, unless_refused):
+  with unless_refused(case):
+    harness.check(case, harness.run_products(case, backend))
 
 
 def test_two_cores_side_by_side(backend):

@@ -28,8 +28,9 @@ def test_the_table():
 
 
 @pytest.mark.parametrize("case", parametrize.params(FUSED))
-def test_kernels(case, backend):
-  gated_harness.check(case, gated_harness.run_kernels(case, backend))
+def test_kernels(case, backend, unless_refused):
+  with unless_refused(case):
+    gated_harness.check(case, gated_harness.run_kernels(case, backend))
 
 
 @pytest.mark.parametrize("pair", ["gated", "split", "sum"])

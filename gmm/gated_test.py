@@ -15,8 +15,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
   parametrize.by_backend(metafunc, tables)
 
 
-def test_vjp(case, backend):
-  gated_harness.check(case, gated_harness.run_vjp(case, backend))
+def test_vjp(case, backend, unless_refused):
+  with unless_refused(case):
+    gated_harness.check(case, gated_harness.run_vjp(case, backend))
 
 
 GATED = [case for case in gated_cases.FEW_CASES if case.op == "gated"]

@@ -15,13 +15,16 @@ import numpy as np
 from gmm import check_pieces
 
 
-def check_operands(order: str, rhs: Any, group_sizes: Any) -> None:
-  """Refuses group sizes in the weight's place, and the other way around.
+def check_operands(
+  order: str, rhs: Any, group_sizes: Any, lhs: Any = None
+) -> None:
+  """Refuses group sizes or rows in the weight's place, and what is in theirs.
 
   Args:
     order: the function with its parameters in order, for the message.
     rhs: the weight, or the second of two operands [m, n].
     group_sizes: integers.
+    lhs: where `rhs` is a weight: rows [m, k].
 
   Raises:
     TypeError: one looks like the other.
@@ -29,6 +32,11 @@ def check_operands(order: str, rhs: Any, group_sizes: Any) -> None:
   if _rank(rhs) == 1 and _is_integer(rhs):
     raise TypeError(
       f"`rhs` is {rhs.dtype} {list(rhs.shape)}, which looks like group_sizes; "
+      f"{_order(order)}"
+    )
+  if _rank(lhs) == 3 and _rank(rhs) == 2:
+    raise TypeError(
+      f"`lhs` is {lhs.dtype} {list(lhs.shape)}, which looks like the weight; "
       f"{_order(order)}"
     )
   if (_rank(group_sizes) or 0) > 1 and not _is_integer(group_sizes):
@@ -39,10 +47,10 @@ def check_operands(order: str, rhs: Any, group_sizes: Any) -> None:
 
 
 def check_dtype(order: str, name: str, value: Any) -> None:
-  """Refuses a tiling, or an array, where a dtype is wanted.
+  """Refuses what is no dtype where one is wanted, or None.
 
   Raises:
-    TypeError: it is one.
+    TypeError: it is a tiling, an array or something else.
   """
   if isinstance(value, (tuple, list)) or _is_function(value):
     raise TypeError(
@@ -52,6 +60,14 @@ def check_dtype(order: str, name: str, value: Any) -> None:
     raise TypeError(
       f"`{name}` is an array {list(value.shape)}; want a dtype; {_order(order)}"
     )
+  if value is None:
+    return
+  try:
+    jnp.dtype(value)
+  except (TypeError, ValueError):
+    raise TypeError(
+      f"`{name}` is {value!r}; want a dtype; {_order(order)}"
+    ) from None
 
 
 def check_no_dtype(order: str, name: str, value: Any) -> None:

@@ -93,8 +93,8 @@ def test_scan_over_layers_with_their_own_sizes():
 # ---- exports
 
 
-def round_trip(exported):
-  again = export.deserialize(exported.serialize(vjp_order=1))
+def round_trip(exported, vjp_order=1):
+  again = export.deserialize(exported.serialize(vjp_order=vjp_order))
   assert again.mlir_module() == exported.mlir_module()
   for name in ("in_avals", "out_avals", "platforms", "in_tree", "out_tree"):
     assert getattr(again, name) == getattr(exported, name)
@@ -112,6 +112,12 @@ def test_export_for_tpu_from_a_cpu_host():
   assert gradient.platforms == ("tpu",)
   assert gradient.mlir_module().count("@tpu_custom_call") == 2
   assert [a.shape for a in gradient.out_avals][:2] == [(M, K), (G, K, N)]
+
+
+def test_every_operation_is_exported_for_tpu():
+  function = jax.jit(functools.partial(every, config=V6E))
+  exported = export.export(function, platforms=["tpu"])(*toy.operands())
+  assert round_trip(exported, 0).mlir_module().count("@tpu_custom_call") == 4
 
 
 @pytest.mark.parametrize("platforms", [["cpu"], ["cpu", "tpu"]])

@@ -5,30 +5,33 @@ import numpy as np
 import pytest
 
 from gmm import ops
-from testing import harness, inputs, lhs_cases, parametrize, tolerance
+from testing import (
+  harness,
+  inputs,
+  lhs_cases,
+  parametrize,
+  support,
+  tolerance,
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-  refused = tuple(c for c in lhs_cases.MORE_CASES if c.refused_by("interpret"))
-  kernels = lhs_cases.KERNEL_CASES + refused
+  refused = (c for c in lhs_cases.MORE_CASES if support.refusal(c, "interpret"))
+  kernels = (*lhs_cases.KERNEL_CASES, *refused)
   parametrize.by_backend(
     metafunc,
     {"interpret": kernels, "pallas": kernels, "xla": lhs_cases.XLA_CASES},
   )
 
 
-def test_products(case, backend):
-  if harness.refuses(case, backend):
-    with pytest.raises(NotImplementedError, match="`lhs_quantization`.*has"):
-      harness.run_products(case, backend)
-    return
-  if backend == "xla":
-    results = harness.run_vjp(case, backend)  # gradients, too
-  else:
-    results = harness.run_products(case, backend)
-  harness.check(case, results)
-  if case.lhs_quantization:
-    check_how_near(case, results["out"])
+def test_products(case, backend, unless_refused):
+  # Of XLA's the gradients, too.
+  run = harness.run_vjp if backend == "xla" else harness.run_products
+  with unless_refused(case):
+    results = run(case, backend)
+    harness.check(case, results)
+    if case.lhs_quantization:
+      check_how_near(case, results["out"])
 
 
 def check_how_near(case, got):

@@ -73,7 +73,8 @@ def ragged_dot(  # noqa: PLR0917
     NotImplementedError: operands sharded over explicit mesh axes, or as
       `ops.gmm`.
   """
-  _check(_RAGGED_DOT, (rhs, group_sizes), precision, preferred_element_type)
+  operands = rhs, group_sizes, lhs
+  _check(_RAGGED_DOT, operands, precision, preferred_element_type)
   _check_out_sharding(_RAGGED_DOT, out_sharding)
   check_pieces.shape_of("lhs", lhs, "[m, k]")
   check_pieces.shape_of("rhs", rhs, "[g, k, n]")
@@ -314,7 +315,7 @@ def _times(sizes: Any, rows: int, inner: int) -> Any:
 
 
 def _check(
-  order: str, operands: tuple[Any, Any], precision: Any, preferred: Any
+  order: str, operands: tuple[Any, ...], precision: Any, preferred: Any
 ) -> None:
   positional.check_operands(order, *operands)
   positional.check_no_dtype(order, "precision", precision)

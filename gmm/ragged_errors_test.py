@@ -41,6 +41,13 @@ BAD = {
     {},
     "`preferred_element_type` is an array [4]; want a dtype",
   ),
+  "weight_first": (TypeError, (RHS, LHS, SIZES), {}, "the order is ragged_dot"),
+  "precision_fifth": (
+    TypeError,
+    (LHS, RHS, SIZES, None, "highest"),
+    {},
+    "`preferred_element_type` is 'highest'; want a dtype; the order is ragged",
+  ),
   "out_sharding": (
     TypeError,
     (LHS, RHS, SIZES, None, None, None, ("x", None)),

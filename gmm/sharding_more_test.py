@@ -72,13 +72,13 @@ def recipe(name, op, config=XLA):
 @pytest.mark.parametrize("op", ["gmm_nt", "gmm_gated", "split_gmm"])
 @pytest.mark.parametrize("name", ["fsdp", "tokens_exchanged"])
 def test_recipes_with_other_products(op, name):
-  x, weight, sizes, dout = operands(op, SIZES)
-  axis, own = ("data", P(None, "data"))
-  if name == "tokens_exchanged":
-    axis, own = ("expert", P("expert"))
+  axis, own, given = "data", P(None, "data"), SIZES
+  if name == "tokens_exchanged":  # Two experts for each of two devices.
+    axis, own, given = "expert", P("expert"), SIZES[2:]
+  x, weight, sizes, dout = operands(op, given)
   got = run(
     recipe(name, op),
-    mesh_of(**{axis: DEVICES}),
+    mesh_of(**{axis: len(sizes)}),
     (x, weight, sizes, dout),
     (P(axis), own, P(axis), P(axis)),
   )

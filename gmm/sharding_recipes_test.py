@@ -140,19 +140,18 @@ def test_tensor_parallel(kind):
   sharding.assert_equal(got, want)
 
 
-def exchanged(kind, capacity, args):
-  return run(
-    recipes.load()["tokens_exchanged"](capacity),
-    mesh_of(kind, expert=8),
-    args,
-    (P("expert"),) * 4,
-  )
+def exchanged(mesh, capacity, args):
+  recipe = recipes.load()["tokens_exchanged"](capacity)
+  return run(recipe, mesh, args, (P("expert"),) * 4)
 
 
-@KINDS
-def test_tokens_exchanged(kind):
-  x, weight, sizes, dout = operands(8)
-  got = exchanged(kind, M, (x, weight, sizes, dout))
+@pytest.mark.parametrize(
+  ("kind", "devices"), [(AxisType.Auto, 8), (AxisType.Explicit, 4)]
+)
+def test_tokens_exchanged(kind, devices):
+  x, weight, sizes, dout = operands(devices)
+  mesh = mesh_of(kind, expert=devices)
+  got = exchanged(mesh, M, (x, weight, sizes, dout))
   sharding.assert_equal(
     got, sharding.expected("gmm", x, weight, sizes, dout=dout)
   )
@@ -161,7 +160,8 @@ def test_tokens_exchanged(kind):
 def test_tokens_past_the_capacity_are_dropped():
   x, weight, sizes, dout = operands(8)
   capacity = 4
-  got = exchanged(AxisType.Auto, capacity, (x, weight, sizes, dout))
+  mesh = mesh_of(AxisType.Auto, expert=8)
+  got = exchanged(mesh, capacity, (x, weight, sizes, dout))
   # One expert for each device: the same as groups with rows left out.
   kept = np.concatenate(
     [

@@ -35,6 +35,7 @@ def shape_of(name):
     ("v6e", "nt", "int8", "k"),
     ("tpu7x", "nn", "int8", "k"),
     ("tpu7x", "nt", "float8_e4m3fn", "n"),
+    ("tpu7x", "nt", "int8", "n"),
   ],
 )
 def test_the_weight_is_what_takes_time(

@@ -18,14 +18,12 @@ class Dtypes:
     rhs: of rhs.
     out: preferred_element_type, None for the default.
     precision: "highest" or None.
-    refused_by: backends that must raise NotImplementedError.
   """
 
   lhs: str
   rhs: str
   out: str | None = None
   precision: str | None = None
-  refused_by: tuple[str, ...] = ()
 
 
 # The formats that meet everything else pairwise.
@@ -43,17 +41,6 @@ MAIN_DTYPES: Mapping[str, Dtypes] = {
   "e4m3_e5m2": Dtypes(lhs="float8_e4m3fn", rhs="float8_e5m2"),
 }
 
-_HAVE_FLOAT4 = ("tpu7x",)
-# What lhs may be quantised to, by chip.
-_QUANTISES = {
-  "v4": (),
-  "v5e": ("int8", "float8_e5m2"),
-  "v5p": ("int8", "float8_e5m2"),
-  "v6e": ("int8", "float8_e5m2"),
-  "tpu7x": ("float8_e4m3fn", "float8_e5m2"),
-}
-_KERNEL_BACKENDS = ("interpret", "pallas")
-
 # Further formats, with one shape each.
 MORE_DTYPES: Mapping[str, Dtypes] = {
   "f32_to_bf16": Dtypes(lhs="float32", rhs="float32", out="bfloat16"),
@@ -64,10 +51,8 @@ MORE_DTYPES: Mapping[str, Dtypes] = {
   "e4m3_to_e4m3": Dtypes(
     lhs="float8_e4m3fn", rhs="float8_e4m3fn", out="float8_e4m3fn"
   ),
-  "f16": Dtypes(lhs="float16", rhs="float16", refused_by=_KERNEL_BACKENDS),
-  "bf16_to_f16": Dtypes(
-    lhs="bfloat16", rhs="bfloat16", out="float16", refused_by=_KERNEL_BACKENDS
-  ),
+  "f16": Dtypes(lhs="float16", rhs="float16"),
+  "bf16_to_f16": Dtypes(lhs="bfloat16", rhs="bfloat16", out="float16"),
   "bf16_i4": Dtypes(lhs="bfloat16", rhs="int4"),
   "i8_i4": Dtypes(lhs="int8", rhs="int4"),
   "f32_f4": Dtypes(lhs="float32", rhs="float4_e2m1fn"),
@@ -239,16 +224,3 @@ class Case:
       p.chip,
     )
     return "-".join(parts)
-
-  def refused_by(self, backend: str, chip: str | None = None) -> bool:
-    """Whether `backend` must raise NotImplementedError.
-
-    Args:
-      backend: "interpret", "pallas" or "xla".
-      chip: that is attached, for "pallas"; the case's own by default.
-    """
-    if backend in _KERNEL_BACKENDS and self.formats.rhs.startswith("float4"):
-      return (chip or self.chip) not in _HAVE_FLOAT4
-    if backend in _KERNEL_BACKENDS and self.lhs_quantization:
-      return self.lhs_quantization not in _QUANTISES[chip or self.chip]
-    return backend in self.formats.refused_by

@@ -25,12 +25,18 @@ from jax.sharding import PartitionSpec as P
 from testing import compiling, processes, recipes, sharding
 
 DEVICES = 4
-G, K, N = 4, 8, 16
+G, K, N = 8, 8, 16
 M = 12  # rows of a block
 STEPS, RATE = 3, 1 / 32
-# For each device: the third has no tokens, and expert 2 none on any device.
+# For each device: the third has no tokens, and some experts none on any device.
 SIZES = np.array(
-  [[5, 3, 0, 2], [0, 12, 0, 0], [0, 0, 0, 0], [3, 0, 0, 9]], np.int32
+  [
+    [5, 0, 3, 0, 0, 2, 0, 0],
+    [0, 12, 0, 0, 0, 0, 0, 0],
+    [0, 0, 0, 0, 0, 0, 0, 0],
+    [3, 0, 0, 0, 9, 0, 0, 0],
+  ],
+  np.int32,
 )
 
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from gmm import config as config_lib
 from gmm import kernels, ops
-from gmm.kernels import chip as chips
 from reference import oracle
 from testing import compiling, inputs, races, tolerance
 from testing.case import Case
@@ -82,12 +81,6 @@ def run_vjp(case: Case, backend: str, **flags: Any) -> Results:
   config = ops.Config(**(options | flags))
   arrays = _arrays(case, inputs.make(case))
   return _run(_vjp_program(case.program, config), arrays, backend)
-
-
-def refuses(case: Case, backend: str) -> bool:
-  """Whether `backend` must raise NotImplementedError on this machine."""
-  chip = chips.resolve().name if backend == "pallas" else None
-  return case.refused_by(backend, chip)
 
 
 def vjp_jaxpr(case: Case, config: ops.Config) -> Any:

@@ -153,45 +153,46 @@ def _packed() -> Iterator[Case]:
 def _packed_in_tiles() -> Iterator[Case]:
   """Several tiles along the packed axis, of which the last one is short."""
   for pattern in ("ragged", "short"):
-    for layout, blocks in (("T", 1), ("T", 7)):
-      yield Case(
-        name=f"packed-long-{layout}-{blocks}-{pattern}",
-        dtypes="bf16_i4",
-        packed=True,
-        m=24,
-        k=1288,
-        n=72,
-        scale_blocks=blocks,
-        transpose_rhs=layout == "T",
-        tiling=(32, 1024, 128),
-        group_sizes=patterns.PATTERNS[pattern](24, 4),
-      )
+    yield Case(
+      name=f"packed-long-T-{pattern}",
+      dtypes="bf16_i4",
+      packed=True,
+      m=24,
+      k=1288,
+      n=72,
+      scale_blocks=7,
+      transpose_rhs=True,
+      tiling=(32, 1024, 128),
+      group_sizes=patterns.PATTERNS[pattern](24, 4),
+    )
 
 
 def _small_blocks() -> Iterator[Case]:
   """Blocks of 16: the weight is scaled, or a loop goes over groups of them."""
-  for name, k, n in (("small_blocks", 288, 72), ("small_in_tiles", 512, 256)):
-    for layout in "NT":
-      for pattern in ("ragged", "short"):
-        yield Case(
-          name=f"{name}-{layout}-{pattern}",
-          dtypes="bf16_i8",
-          m=24,
-          k=k,
-          n=n,
-          scale_blocks=k // 16,
-          values="steep",
-          transpose_rhs=layout == "T",
-          tiling=(32, 256, 128) if k == 512 else None,
-          group_sizes=patterns.PATTERNS[pattern](24, 4),
-        )
+  for name, layout, k, n in (
+    ("small_blocks", "T", 288, 72),
+    ("small_in_tiles", "N", 512, 128),
+    ("small_in_tiles", "T", 512, 128),
+  ):
+    yield Case(
+      name=f"{name}-{layout}-ragged",
+      dtypes="bf16_i8",
+      m=24,
+      k=k,
+      n=n,
+      scale_blocks=k // 16,
+      values="steep",
+      transpose_rhs=layout == "T",
+      tiling=(32, 256, 128) if k == 512 else None,
+      group_sizes=patterns.PATTERNS["ragged"](24, 4),
+    )
 
 
 def _pieces_of_small_blocks() -> Iterator[Case]:
   """Loops over pieces of columns of the result, and of dlhs."""
   for name, k, n in (("wide", 64, 1664), ("long", 1600, 64)):
     yield Case(
-      name=f"small_blocks-{name}",
+      name=f"small_blocks-{name}-ragged",
       dtypes="bf16_i8",
       m=24,
       k=k,

@@ -39,7 +39,7 @@ def test_case(key, i):
 def _run(tmp_path):
   """Runs a source text; returns the exit status and the output."""
   # A tree of links with the test in it, as Bazel's runfiles are.
-  for name in ("pyproject.toml", "testing"):
+  for name in ("pyproject.toml", "gmm", "testing"):
     (tmp_path / name).symlink_to(_ROOT / name)
 
   def run(source, *arguments, **bazel):

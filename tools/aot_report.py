@@ -31,7 +31,7 @@ from gmm.aot import operands
 from gmm.kernels import chip as chips
 from testing import peers, workloads
 from testing.workloads import Workload
-from tools import published
+from tools import flags, published
 from tools.report import collect, page, terminal
 
 
@@ -48,11 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog="aot_report",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = flags.Parser("aot_report", __doc__)
   add = parser.add_argument
   add("--chip", default="v6e", help=f"{', '.join(chips.CHIPS)}, or all")
   add(
@@ -61,13 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     "compared, those that other kernels' times are known of; default "
     "gemma4-26b",
   )
-  for name, what in (
-    ("m", "rows"),
-    ("k", "the weight's rows"),
-    ("n", "the weight's columns"),
-    ("g", "groups"),
-  ):
-    add(f"--{name}", type=int, help=f"{what}, for a shape of your own")
+  flags.add_shape(parser)
   add("--mode", choices=collect.MODES, nargs="+", default=None)
   add("--dtype", default="bfloat16", help="of the operands")
   add(
@@ -157,26 +147,18 @@ def _shapes(
   arguments: argparse.Namespace,
 ) -> tuple[str, tuple[Workload, ...]]:
   """The title and the shapes that the flags ask for."""
-  own = {name: getattr(arguments, name) for name in ("m", "g", "k", "n")}
-  given = [name for name, size in own.items() if size is not None]
-  if not given:
-    model = arguments.model or "gemma4-26b"
-    if model == "all":
-      return "all", workloads.WORKLOADS
-    if model == "decode":
-      return model, workloads.decode()
-    if model == "compared":
-      known = peers.known()
-      return model, tuple(w for w in workloads.WORKLOADS if w.name in known)
-    return model, workloads.of_model(model)
-  missing = [f"--{name}" for name in own if name not in given]
-  if missing or arguments.model:
-    what = f"give {', '.join(missing)} too" if missing else "drop --model"
-    raise ValueError(f"a shape of your own takes --m --g --k --n: {what}")
-  for name, size in own.items():
-    if size < 1:
-      raise ValueError(f"`{name}` is {size}; want 1 or more")
-  return "own", (Workload(name="own", **own),)
+  own = flags.own_shape(arguments)
+  if own is not None:
+    return "own", (own,)
+  model = arguments.model or "gemma4-26b"
+  if model == "all":
+    return "all", workloads.WORKLOADS
+  if model == "decode":
+    return model, workloads.decode()
+  if model == "compared":
+    known = peers.known()
+    return model, tuple(w for w in workloads.WORKLOADS if w.name in known)
+  return model, workloads.of_model(model)
 
 
 def _weight(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -223,7 +205,7 @@ def _check_dtype(argument: str, name: str) -> None:
 def _group_sizes(arguments: argparse.Namespace, shape: Workload) -> Any:
   if arguments.group_sizes is None:
     return None
-  path = _from_here(arguments.group_sizes)
+  path = flags.from_here(arguments.group_sizes)
   return collect.checked_group_sizes(str(path), shape.m, shape.g)
 
 
@@ -252,14 +234,9 @@ def _copies(shape: Workload, chip: str, dtype: str) -> dict[str, Any] | None:
   return found
 
 
-def _from_here(path: str) -> pathlib.Path:
-  """A path as the caller means it: `bazel run` changes the folder."""
-  return pathlib.Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."), path)
-
-
 def _writable(path: str) -> pathlib.Path:
   """Makes the folder, before minutes are spent on what goes there."""
-  out = _from_here(path)
+  out = flags.from_here(path)
   try:
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=out):

@@ -132,7 +132,7 @@ def test_what_the_compiler_refuses_is_one_line(capsys, tmp_path, monkeypatch):
   [
     (["--chip", "h100"], "`chip` is 'h100'; known chips: v4, v5e"),
     (["--model", "gpt-9"], "`model` is 'gpt-9'; known models: gemma4-26b"),
-    (["--m", "64"], "takes --m --g --k --n: give --g, --k, --n too"),
+    (["--m", "64"], "takes --m --k --n --g: give --k, --n, --g too"),
     ([*OWN, "--model", "pr1220"], "drop --model"),
     ([*OWN[:-1], "0"], "`n` is 0; want 1 or more"),
     ([*OWN, "--group_sizes", "/nowhere.npy"], "/nowhere.npy' cannot be read"),

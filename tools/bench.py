@@ -1,7 +1,7 @@
 """Times the NT kernel against the explicit transpose, on one TPU.
 
     ./bazelw run //tools:bench -- --gate 1.0 --out run.json
-    ./bazelw run //tools:bench -- --model all --against run.json
+    ./bazelw run //tools:bench -- --gate 1.0 --against run.json
 
 Without a TPU, at toy size, with times that mean nothing, and compiling only:
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from tools import (
   bench_estimate,
   bench_report,
   bench_run,
+  flags,
 )
 from tools import bench_programs as programs
 from tools import bench_shapes as shapes
@@ -43,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the tool; returns its exit status."""
   arguments = _parser().parse_args(argv)
   try:
+    _check(arguments)
     if arguments.compile_for:
       return _compile(arguments)
     return _bench(arguments)
@@ -52,20 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-    prog="bench",
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = flags.Parser("bench", __doc__)
   add = parser.add_argument
   add("--model", help="of testing/workloads.py, or all; default gemma4-26b")
-  for name, what in (
-    ("m", "rows"),
-    ("k", "the weight's rows"),
-    ("n", "the weight's columns"),
-    ("g", "groups"),
-  ):
-    add(f"--{name}", type=int, help=f"{what}, for a shape of your own")
+  flags.add_shape(parser)
   add(
     "--group_sizes",
     nargs="+",
@@ -86,11 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     default="pallas",
     help="interpret runs anywhere, at toy size; its times mean nothing",
   )
-  add("--chip", default=chips.DEFAULT, help="that interpreted kernels are for")
+  add("--chip", help=f"of interpreted kernels; default {chips.DEFAULT}")
   add("--expect_chip", help="fail where another one is attached")
-  add("--turns", type=_positive, default=20, help="of which the median counts")
-  add("--calls", type=_positive, default=4, help="in a turn of the wall clock")
-  add("--sets", type=_positive, default=2, help="of operands, by turns")
+  for name, count, what in (
+    ("turns", 20, "of which the median counts"),
+    ("calls", 4, "in a turn of the wall clock"),
+    ("sets", 2, "of operands, by turns"),
+  ):
+    add(f"--{name}", type=flags.positive, default=count, help=what)
   add("--clock", choices=bench_clock.CLOCKS, default="auto")
   add("--estimate", choices=bench_estimate.SOURCES, default="auto")
   add(
@@ -109,33 +105,55 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _positive(text: str) -> int:
-  if not text.isdigit() or int(text) < 1:
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-  return int(text)
+def _check(arguments: argparse.Namespace) -> None:
+  """Raises ValueError for a gate that is none, and flags that nobody reads."""
+  gate = arguments.gate
+  if gate is not None and not 0 < gate < math.inf:
+    raise ValueError(f"`gate` is {gate}; want a number above 0, such as 1.0")
+  if arguments.compile_for:
+    where, unread = "--compile_for", ["gate", "out", "against"]
+    unread += ["chip", "expect_chip"]
+  elif arguments.backend == "interpret":
+    where, unread = "--backend interpret", ["expect_chip"]
+  else:
+    where, unread = "--backend pallas", ["chip"]
+  for name in unread:
+    if getattr(arguments, name) is not None:
+      raise ValueError(f"`{name}` means nothing with {where}; drop it")
 
 
 def _shapes(arguments: argparse.Namespace) -> tuple[shapes.Shape, ...]:
   return shapes.chosen(
     model=arguments.model,
-    own={name: getattr(arguments, name) for name in ("m", "k", "n", "g")},
-    patterns=arguments.group_sizes,
+    own=flags.own_shape(arguments),
+    patterns=tuple(dict.fromkeys(arguments.group_sizes)),
     toy=arguments.backend == "interpret",
   )
 
 
 def _compile(arguments: argparse.Namespace) -> int:
   wanted = _shapes(arguments)
+  names = [chips.resolve(name).name for name in arguments.compile_for]
   failed = []
   jax.config.update("jax_platforms", "cpu")  # looks for nothing else
-  for name in arguments.compile_for:
-    target = programs.Target(
-      backend="pallas", chip=chips.resolve(name).name, dtype=arguments.dtype
+  for name in dict.fromkeys(names):
+    target = programs.Target(backend="pallas", chip=name, dtype=arguments.dtype)
+    failed += bench_compile.compile_all(
+      wanted, _levels(arguments), target, _say, peers=_peers(arguments)
     )
-    failed += bench_compile.compile_all(wanted, arguments.level, target, _say)
   for line in failed:
     print(f"error: {line}", file=sys.stderr)
   return 1 if failed else 0
+
+
+def _levels(arguments: argparse.Namespace) -> tuple[str, ...]:
+  return tuple(dict.fromkeys(arguments.level))
+
+
+def _peers(arguments: argparse.Namespace) -> tuple[str, ...]:
+  if arguments.peers is None:
+    return programs.importable_peers()
+  return tuple(dict.fromkeys(arguments.peers))
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -148,18 +166,14 @@ def _bench(arguments: argparse.Namespace) -> int:
   if stored is not None:
     bench_report.check_comparable(
       stored,
-      chip=target.chip,
-      backend=target.backend,
-      wanted=[shape.key for shape in wanted],
+      header,
+      [(shape.key, level) for shape in wanted for level in _levels(arguments)],
     )
   if arguments.out:  # before minutes are spent on what goes there
-    bench_report.write(arguments.out, {**header, "rows": []})
+    bench_report.check_writable(arguments.out)
   print(f"{header['device']}, jax {header['jax']}, {arguments.dtype}")
   if target.interpret:
     print(f"NOTE: {bench_report.MEANINGLESS}")
-  names = arguments.peers
-  if names is None:
-    names = programs.importable_peers()
   rows = []
   with bench_estimate.estimator(arguments.estimate, target, _say) as estimator:
     runner = bench_run.Runner(
@@ -169,17 +183,19 @@ def _bench(arguments: argparse.Namespace) -> int:
         clock=arguments.clock, turns=arguments.turns, calls=arguments.calls
       ),
       sets=arguments.sets,
-      peers=tuple(names),
+      peers=_peers(arguments),
       estimator=estimator,
       say=_say,
     )
     for i, shape in enumerate(wanted):
       print(f"\n[{i + 1}/{len(wanted)}] {shape.key}", flush=True)
       print(bench_report.heading())
-      for level in arguments.level:
+      for level in _levels(arguments):
         for row in runner.rows(shape, level):
           rows.append(row)
           print(bench_report.line(row), flush=True)
+      if arguments.out:  # what there is, if the rest fails
+        bench_report.write(arguments.out, {**header, "rows": rows})
   return _conclude(arguments, {**header, "rows": rows}, stored)
 
 
@@ -188,7 +204,7 @@ def _target(
 ) -> tuple[programs.Target, jax.Device]:
   if arguments.backend == "interpret":
     jax.config.update("jax_platforms", "cpu")
-    name = chips.resolve(arguments.chip).name
+    name = chips.resolve(arguments.chip or chips.DEFAULT).name
   else:
     try:
       name = chip_at_hand.find(arguments.expect_chip)

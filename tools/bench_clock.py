@@ -156,6 +156,8 @@ def of_profile(
     if module is None or len(module.seconds) != turns:
       count = 0 if module is None else len(module.seconds)
       return None, f"the profile has {count} of {turns} runs of {one.module}"
+    if not min(module.seconds) > 0:
+      return None, f"the profile has runs of {one.module} that took no time"
     kernel = module.kernel_seconds if all(module.kernel_seconds) else ()
     found[one.name] = Timing(
       clock="profile", seconds=module.seconds, kernel_seconds=kernel

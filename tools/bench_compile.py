@@ -19,7 +19,10 @@ from tools import bench_shapes as shapes
 
 
 def every_program(
-  shape: shapes.Shape, levels: Sequence[str], target: programs.Target
+  shape: shapes.Shape,
+  levels: Sequence[str],
+  target: programs.Target,
+  peers: Sequence[str],
 ) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
   """Yields (name, function, specs) of all that runs on the chip for a shape."""
   for level in levels:
@@ -30,10 +33,10 @@ def every_program(
       yield f"{level} {program.name}", program.fn, specs
     yield from _comparisons(shape, level, (ours[0].fn, specs))
   if "kernel" in levels:
-    names = programs.importable_peers()
     specs = programs.specs(shape.workload, "kernel", target.dtype)
-    for peer in programs.peers("kernel", names, target):
-      yield f"kernel {peer.name}", peer.fn, specs
+    for peer in programs.peers("kernel", peers, target):
+      fn = programs.as_if_attached(peer, target.chip)
+      yield f"kernel {peer.name}", fn, specs
 
 
 _SEED = jax.ShapeDtypeStruct((), jnp.int32)
@@ -66,15 +69,24 @@ def compile_all(
   levels: Sequence[str],
   target: programs.Target,
   say: Callable[[str], None],
+  *,
+  peers: Sequence[str],
 ) -> list[str]:
   """Compiles for the target's chip; returns what was refused, a line each.
 
   What others wrote may be refused: that is said, and is no failure.
+
+  Args:
+    wanted: the shapes.
+    levels: of the programs.
+    target: what they are for.
+    say: takes a line about each.
+    peers: names of other programs.
   """
   failed = []
   for workload in dict.fromkeys(shape.workload for shape in wanted):
     shape = _of(wanted, workload)
-    for name, fn, specs in every_program(shape, levels, target):
+    for name, fn, specs in every_program(shape, levels, target, peers):
       start = time.monotonic()
       what = f"{target.chip} {workload.name} {name}"
       try:

@@ -8,6 +8,7 @@ gradients, of (lhs, rhs, dout, sizes).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -18,14 +19,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Format, Layout
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 
 from gmm import kernels, ops
+from gmm.kernels import chip as chips
 from testing import compiling
 from testing.workloads import Workload
 
 OURS, EXPLICIT = "nt", "transpose"
-PEERS = ("tokamax", "megablox", "ragged_dot")
+# Those of Tokamax are its two kernels for TPUs, asked for by name: left to
+# itself it takes XLA's product without a word where it cannot run its own.
+_TOKAMAX = {"tokamax": "mosaic", "tokamax_v2": "mosaic_tpu_v2"}
+PEERS = (*_TOKAMAX, "megablox", "ragged_dot")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,8 +84,8 @@ def ours(level: str, target: Target) -> tuple[Program, Program]:
 
 def importable_peers() -> tuple[str, ...]:
   """Those of `PEERS` that this environment has."""
-  found = [name for name in PEERS if name != "tokamax" or _has("tokamax")]
-  return tuple(found)
+  packages = dict.fromkeys(_TOKAMAX, "tokamax") | {"megablox": _MEGABLOX}
+  return tuple(p for p in PEERS if p not in packages or _has(packages[p]))
 
 
 def peers(level: str, names: Sequence[str], target: Target) -> list[Program]:
@@ -94,11 +99,37 @@ def peers(level: str, names: Sequence[str], target: Target) -> list[Program]:
   if level != "kernel":
     return []
   calls = {
-    "tokamax": _tokamax,
+    **{name: _tokamax(which, target) for name, which in _TOKAMAX.items()},
     "megablox": _megablox(target),
     "ragged_dot": lax.ragged_dot,
   }
   return [_named(name, level, _peer_dlhs(calls[name])) for name in names]
+
+
+def as_if_attached(program: Program, chip: str) -> Callable[..., Any]:
+  """A peer's function for compiling without the chip.
+
+  What others wrote asks for the chip while it is traced.
+
+  Args:
+    program: of `peers`.
+    chip: name of the chip.
+  """
+  spec = chips.resolve(chip)
+  device = AbstractDevice(
+    device_kind=spec.device_kinds[0], num_cores=spec.num_cores, platform="tpu"
+  )
+
+  def call(*operands):
+    with contextlib.ExitStack() as stack:
+      mesh = AbstractMesh((), (), abstract_device=device)
+      stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+      if program.name in _TOKAMAX:
+        config = importlib.import_module("tokamax").config
+        stack.enter_context(config.cross_compile(True))
+      return program.fn(*operands)
+
+  return call
 
 
 def specs(
@@ -145,8 +176,11 @@ def _named(name: str, level: str, fn: Callable[..., Any]) -> Program:
   return Program(name=name, level=level, fn=fn)
 
 
-def _has(package: str) -> bool:
-  return importlib.util.find_spec(package) is not None
+def _has(module: str) -> bool:
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ImportError:  # of what it is a part of
+    return False
 
 
 def _kernel(*, in_place: bool, target: Target) -> Callable[..., jax.Array]:
@@ -191,15 +225,28 @@ def _peer_dlhs(call: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
   return dlhs
 
 
-def _tokamax(lhs: Any, rhs: Any, sizes: Any) -> jax.Array:
-  tokamax = importlib.import_module("tokamax")
-  return tokamax.ragged_dot(lhs, rhs, sizes, preferred_element_type=lhs.dtype)
+def _tokamax(which: str, target: Target) -> Callable[..., jax.Array]:
+  # Its kernels have no interpreter that users can ask for.
+  which = "xla" if target.interpret else which
+
+  def call(lhs, rhs, sizes):
+    return importlib.import_module("tokamax").ragged_dot(
+      lhs,
+      rhs,
+      sizes,
+      preferred_element_type=lhs.dtype,
+      implementation=which,
+    )
+
+  return call
+
+
+_MEGABLOX = "jax.experimental.pallas.ops.tpu.megablox"
 
 
 def _megablox(target: Target) -> Callable[..., jax.Array]:
-  megablox = importlib.import_module("jax.experimental.pallas.ops.tpu.megablox")
-
   def call(lhs, rhs, sizes):
+    megablox = importlib.import_module(_MEGABLOX)
     # Rows have to be whole tiles; the other two are cut to the operands.
     tile_m = next(
       t for t in (512, 256, 128, 64, 32, 16, 8, 1) if not (lhs.shape[0] % t)

@@ -5,15 +5,21 @@ Nothing here imports jax.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import math
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from tools import flags
 
 VERSION = 1
 # What the two of ours are called in rows.
 OURS, EXPLICIT = "nt", "transpose"
+
+# A median that its quartiles are further from than that says little.
+LARGEST_SPREAD = 0.25
 
 MEANINGLESS = "times are the interpreter's on a CPU and mean nothing"
 
@@ -43,16 +49,13 @@ def key(row: Row) -> tuple[str, str, str]:
 
 def heading() -> str:
   """The table's first line."""
-  return "".join(f"{name:>{width}}" for name, width in _COLUMNS)
+  return _cells(*(name for name, _ in _COLUMNS))
 
 
 def line(row: Row) -> str:
   """A row of the table."""
   if row["refused"]:
-    cells = [row["level"], row["program"]]
-    start = "".join(
-      f"{c:>{width}}" for c, (_, width) in zip(cells, _COLUMNS, strict=False)
-    )
+    start = _cells(row["level"], row["program"])
     return f"{start}  {row['refused']}"
   cells = (
     row["level"],
@@ -69,9 +72,13 @@ def line(row: Row) -> str:
     _number(row["over_model"], 1, 2),
     f"{row['error_share']:.2g}" + ("" if row["right"] else " WRONG"),
   )
-  return "".join(
-    f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True)
-  )
+  return _cells(*cells)
+
+
+def _cells(*texts: str) -> str:
+  # A text that is too wide still has a space before it.
+  pairs = zip(texts, _COLUMNS, strict=False)
+  return "".join(f" {text:>{width - 1}}" for text, (_, width) in pairs)
 
 
 def _number(value: float | None, factor: float, digits: int) -> str:
@@ -114,11 +121,20 @@ def failures(
     ]
   if gate is None or not times_count:
     return found
-  for (shape, level), speedup in speedups(rows).items():
+  by_key = {key(row): row for row in rows}
+  for where, speedup in speedups(rows).items():
+    spreads = [by_key[*where, name]["spread"] for name in (EXPLICIT, OURS)]
+    least = speedup * (1 - spreads[0]) / (1 + spreads[1])
     if not speedup >= gate:
       found.append(
-        f"{shape} {level}: the explicit transpose takes {speedup:.3f} times "
+        f"{' '.join(where)}: the explicit transpose takes {speedup:.3f} times "
         f"as long as NT; the gate wants {gate}"
+      )
+    elif max(spreads) > LARGEST_SPREAD and not least >= gate:
+      found.append(
+        f"{' '.join(where)}: times are spread by {max(spreads):.0%} of their "
+        f"median, too much to tell whether {speedup:.3f} is above {gate}; "
+        "give more --turns"
       )
   return found
 
@@ -129,7 +145,7 @@ def load(path: str) -> dict[str, Any]:
   Raises:
     ValueError: it cannot be read, or is none.
   """
-  where = _from_here(path)
+  where = flags.from_here(path)
   try:
     run = json.loads(where.read_text())
   except (OSError, ValueError) as error:
@@ -137,38 +153,66 @@ def load(path: str) -> dict[str, Any]:
     raise ValueError(
       f"`against` {str(where)!r} cannot be read: {said}"
     ) from None
-  wanted = ("version", "chip", "rows")
-  if not isinstance(run, dict) or any(name not in run for name in wanted):
+  if not isinstance(run, dict) or "version" not in run:
     raise ValueError(f"`against` {str(where)!r} is no run of the bench")
   if run["version"] != VERSION:
     raise ValueError(
       f"`against` {str(where)!r} is of version {run['version']}; want {VERSION}"
     )
+  rows = run.get("rows")
+  if (
+    not all(isinstance(run.get(name), str) for name in _SAME)
+    or not isinstance(rows, list)
+    or not all(map(_is_row, rows))
+  ):
+    raise ValueError(f"`against` {str(where)!r} is no whole run of the bench")
   return run
 
 
+# What a stored run has to have in common with this one.
+_SAME = ("chip", "backend", "dtype")
+
+
+def _is_row(row: Any) -> bool:
+  """Whether a stored row has what `comparison` reads."""
+  words = ("shape", "level", "program")
+  if not isinstance(row, dict) or "refused" not in row:
+    return False
+  if not all(isinstance(row.get(name), str) for name in words):
+    return False
+  seconds = row.get("seconds")
+  return bool(row["refused"]) or (
+    isinstance(seconds, float)
+    and 0 < seconds < math.inf
+    and isinstance(row.get("clock"), str)
+  )
+
+
 def check_comparable(
-  stored: Mapping[str, Any], *, chip: str, backend: str, wanted: Iterable[str]
+  stored: Mapping[str, Any],
+  run: Mapping[str, Any],
+  wanted: Iterable[tuple[str, str]],
 ) -> None:
   """Raises ValueError where a stored run is of something else.
 
   Args:
     stored: of `load`.
-    chip: of this run.
-    backend: of this run.
-    wanted: the shapes of this run.
+    run: this one, of which no row is needed.
+    wanted: the shapes of this run, and at which levels.
   """
-  for name, value in (("chip", chip), ("backend", backend)):
-    if stored[name] != value:
+  for name in _SAME:
+    if stored[name] != run[name]:
       raise ValueError(
-        f"`against` is a run of {name} {stored[name]}; this one is of {value}"
+        f"`against` is a run of {name} {stored[name]}; this one is of "
+        f"{run[name]}"
       )
-  had = {row["shape"] for row in stored["rows"]}
-  missing = [shape for shape in wanted if shape not in had]
+  had = {key(row)[:2] for row in stored["rows"]}
+  missing = [" ".join(one) for one in wanted if one not in had]
   if missing:
+    has = "; ".join(sorted(map(" ".join, had))) or "none"
     raise ValueError(
       f"`against` is a run of other shapes: it has no {'; '.join(missing)} "
-      f"(but {'; '.join(sorted(had)) or 'none'})"
+      f"(but {has})"
     )
 
 
@@ -189,23 +233,34 @@ def comparison(rows: Sequence[Row], stored: Mapping[str, Any]) -> list[str]:
   return lines
 
 
+def check_writable(path: str) -> None:
+  """Makes the folder; leaves alone what a file there has.
+
+  Raises:
+    ValueError: nothing can be written there.
+  """
+  with _writing(path) as where, where.open("a"):
+    pass
+
+
 def write(path: str, run: Mapping[str, Any]) -> pathlib.Path:
   """Stores a run; returns where.
 
   Raises:
     ValueError: it cannot be written there.
   """
-  where = _from_here(path)
+  with _writing(path) as where:
+    where.write_text(json.dumps(run, indent=1, allow_nan=True))
+  return where
+
+
+@contextlib.contextmanager
+def _writing(path: str) -> Iterator[pathlib.Path]:
+  where = flags.from_here(path)
   try:
     where.parent.mkdir(parents=True, exist_ok=True)
-    where.write_text(json.dumps(run, indent=1, allow_nan=True))
+    yield where
   except OSError as error:
     raise ValueError(
       f"`out` {str(where)!r} cannot be written to: {error.strerror}"
     ) from None
-  return where
-
-
-def _from_here(path: str) -> pathlib.Path:
-  """A path as the caller means it: `bazel run` changes the folder."""
-  return pathlib.Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."), path)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import pathlib
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from gmm.timing import visits
 from testing import workloads
 from testing.workloads import Workload
+from tools import flags
 from tools.report import collect
 
 # How a product is called: the kernel itself, the kernel of a shard that holds
@@ -87,7 +87,7 @@ def groups(shape: Shape, level: str) -> Groups:
 def chosen(
   *,
   model: str | None,
-  own: dict[str, int | None],
+  own: Workload | None,
   patterns: Sequence[str],
   toy: bool,
 ) -> tuple[Shape, ...]:
@@ -95,16 +95,15 @@ def chosen(
 
   Args:
     model: of the workload table, "all", or None for the default.
-    own: m, g, k and n of a shape of the caller's, or None for each.
+    own: a shape of the caller's, instead of a model's.
     patterns: names of group sizes, or paths of .npy files.
     toy: shrinks the models' shapes to what an interpreter can run.
 
   Raises:
     ValueError: unknown names, or a shape that is none.
   """
-  given = [name for name, size in own.items() if size is not None]
-  if given:
-    found = (_own(model, own, given),)
+  if own is not None:
+    found = (own,)
   else:
     model = model or DEFAULT_MODEL
     every = workloads.WORKLOADS
@@ -112,19 +111,6 @@ def chosen(
     if toy:
       found = tuple(map(_shrunk, found))
   return tuple(_shape(w, pattern) for w in found for pattern in patterns)
-
-
-def _own(
-  model: str | None, own: dict[str, int | None], given: Sequence[str]
-) -> Workload:
-  missing = [f"--{name}" for name in own if name not in given]
-  if missing or model:
-    what = f"give {', '.join(missing)} too" if missing else "drop --model"
-    raise ValueError(f"a shape of your own takes --m --k --n --g: {what}")
-  for name, size in own.items():
-    if size < 1:
-      raise ValueError(f"`{name}` is {size}; want 1 or more")
-  return Workload(name="own", **own)
 
 
 def _shrunk(w: Workload) -> Workload:
@@ -141,9 +127,7 @@ def _shape(w: Workload, pattern: str) -> Shape:
   if pattern in visits.PATTERNS:
     sizes = visits.size_patterns(pattern, w.m, w.g)
   elif pattern.endswith(".npy"):
-    # `bazel run` changes the folder.
-    folder = os.environ.get("BUILD_WORKING_DIRECTORY", ".")
-    path = str(pathlib.Path(folder, pattern))
+    path = str(flags.from_here(pattern))
     sizes = collect.checked_group_sizes(path, w.m, w.g)
   else:
     raise ValueError(
@@ -156,4 +140,7 @@ def _shape(w: Workload, pattern: str) -> Shape:
       f"that add up to {sizes.sum()}; want {w.g} from 0 that add up to 1 to "
       f"{w.m}"
     )
+  if pattern not in visits.PATTERNS:
+    # The file may hold others when a stored run is compared with.
+    pattern = f"{pattern}#{zlib.crc32(sizes.astype(np.int64)):08x}"
   return Shape(workload=w, pattern=pattern, sizes=tuple(map(int, sizes)))

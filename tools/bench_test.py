@@ -1,6 +1,6 @@
-"""The pieces of the bench, and what it says to bad input."""
+"""The pieces of the bench."""
 
-import json
+import sys
 import types
 
 import jax
@@ -10,20 +10,16 @@ import pytest
 
 from gmm.kernels import chip as chips
 from gmm.timing import rates
-from testing import chip_at_hand
 from testing.workloads import Workload
 from tools import (
-  bench,
   bench_check,
   bench_clock,
   bench_estimate,
   bench_profile,
-  bench_report,
 )
 from tools import bench_programs as programs
 from tools import bench_shapes as shapes
 
-OWN = ["--m", "24", "--g", "2", "--k", "40", "--n", "24"]
 SHAPE = shapes.Shape(
   workload=Workload(name="own", m=24, g=3, k=40, n=16),
   pattern="given",
@@ -31,126 +27,15 @@ SHAPE = shapes.Shape(
 )
 
 
-def error_of(capsys, *flags):
-  """The one line that a run ends with."""
-  assert bench.main(flags) == 1
-  (line,) = capsys.readouterr().err.splitlines()
-  assert line.startswith("error: ")
-  return line
-
-
-# ---- bad input
-
-
-def test_no_tpu(capsys, monkeypatch):
-  def no_devices(platform=None):
-    raise RuntimeError("Unknown backend:\n tpu")
-
-  monkeypatch.setattr(jax, "devices", no_devices)
-  line = error_of(capsys, *OWN)
-  assert "jax finds none: Unknown backend: tpu" in line
-  assert "`--backend interpret` runs the same program" in line
-
-
-def fake_tpu(monkeypatch, kind):
-  device = types.SimpleNamespace(device_kind=kind, platform="tpu")
-  monkeypatch.setattr(jax, "devices", lambda platform=None: [device])
-
-
-def test_another_chip_than_expected(capsys, monkeypatch):
-  fake_tpu(monkeypatch, "TPU v5 lite")
-  line = error_of(capsys, *OWN, "--expect_chip", "v6e")
-  assert "is a 'TPU v5 lite', which is v5e; v6e was expected" in line
-
-
-@pytest.mark.parametrize(
-  ("kind", "expected", "said"),
-  [
-    ("TPU v9", None, "'TPU v9', which has no row"),
-    ("TPU v6 lite", "v66", "expected is 'v66'; known chips: v4"),
-  ],
-)
-def test_chips_that_nobody_knows(monkeypatch, kind, expected, said):
-  fake_tpu(monkeypatch, kind)
-  with pytest.raises(chip_at_hand.WrongTpuError, match=said):
-    chip_at_hand.find(expected)
-
-
-def test_the_chip_at_hand(monkeypatch):
-  fake_tpu(monkeypatch, "TPU7x")
-  assert chip_at_hand.find() == chip_at_hand.find("tpu7x") == "tpu7x"
-  assert chip_at_hand.expected({}) is None
-  assert chip_at_hand.expected({"GMM_EXPECT_CHIP": "v4"}) == "v4"
-
-
-STORED = {
-  "version": 1,
-  "chip": "v6e",
-  "backend": "interpret",
-  "rows": [{"shape": "other m=1", "level": "kernel", "program": "nt"}],
-}
-
-
-@pytest.mark.parametrize(
-  ("text", "said"),
-  [
-    (None, "cannot be read: No such file"),
-    ("{", "cannot be read: "),
-    ("[1]", "is no run of the bench"),
-    (json.dumps(STORED | {"version": 7}), "is of version 7; want 1"),
-    (json.dumps(STORED), "is a run of other shapes: it has no own m=24"),
-    (json.dumps(STORED | {"chip": "v4"}), "of chip v4; this one is of v6e"),
-    (json.dumps(STORED | {"backend": "pallas"}), "a run of backend pallas"),
-  ],
-)
-def test_a_stored_run_that_does_not_fit(capsys, tmp_path, text, said):
-  path = tmp_path / "run.json"
-  if text is not None:
-    path.write_text(text)
-  flags = [*OWN, "--backend", "interpret", "--against", str(path)]
-  assert said in error_of(capsys, *flags)
-
-
-def test_a_run_that_cannot_be_stored(capsys, tmp_path):
-  (tmp_path / "file").write_text("")
-  out = str(tmp_path / "file" / "run.json")
-  flags = [*OWN, "--backend", "interpret", "--out", out]
-  assert "cannot be written to" in error_of(capsys, *flags)
-
-
-@pytest.mark.parametrize(
-  ("flags", "said"),
-  [
-    (["--m", "8"], "give --k, --n, --g too"),
-    ([*OWN, "--model", "all"], "drop --model"),
-    (["--model", "gpt"], "known models: gemma4-26b"),
-    ([*OWN, "--k", "0"], "`k` is 0; want 1 or more"),
-    ([*OWN, "--group_sizes", "flat"], "want one of equal"),
-    ([*OWN, "--group_sizes", "no.npy"], "cannot be read"),
-  ],
-)
-def test_shapes_that_are_none(capsys, flags, said):
-  assert said in error_of(capsys, "--backend", "interpret", *flags)
-
-
-@pytest.mark.parametrize("sizes", [[30, 0], [-1, 4], [0, 0], [1, 2, 3]])
-def test_sizes_that_do_not_fit(capsys, tmp_path, sizes):
-  np.save(tmp_path / "sizes.npy", np.array(sizes))
-  path = str(tmp_path / "sizes.npy")
-  flags = [*OWN, "--backend", "interpret", "--group_sizes", path]
-  assert "want 2 from 0 that add up to 1 to 24" in error_of(capsys, *flags)
-
-
 # ---- shapes
 
 
 def test_every_model_and_its_toy():
-  no = dict.fromkeys("mgkn")
-  found = shapes.chosen(model=None, own=no, patterns=["skew"], toy=False)
+  found = shapes.chosen(model=None, own=None, patterns=["skew"], toy=False)
   names = [s.workload.name for s in found]
   assert names == ["gemma4-26b/wi", "gemma4-26b/wo"]
   every = shapes.chosen(
-    model="all", own=no, patterns=["equal", "zipf"], toy=True
+    model="all", own=None, patterns=["equal", "zipf"], toy=True
   )
   assert len(every) == 42
   assert max(s.workload.m * s.workload.k * s.workload.n for s in every) < 1e7
@@ -247,50 +132,11 @@ def test_rows_are_compared_in_chunks(right, monkeypatch):
       assert (not share <= 1) == wrong
 
 
-# ---- the gate
-
-
-def row(program, seconds, **more):
-  base = {
-    "shape": "s",
-    "level": "kernel",
-    "program": program,
-    "seconds": seconds,
-    "clock": "wall",
-    "refused": None,
-    "checks": [],
-  }
-  return base | more
-
-
-@pytest.mark.parametrize(
-  ("transpose", "gate", "passes"),
-  [(2.0, 1.0, True), (0.9, 1.0, False), (0.9, None, True), (1.2, 1.3, False)],
-)
-def test_the_gate(transpose, gate, passes):
-  rows = [row("nt", 1.0), row("transpose", transpose), row("megablox", 0.1)]
-  found = bench_report.failures(rows, gate, times_count=True)
-  assert (not found) == passes
-  assert not bench_report.failures(rows, gate, times_count=False)
-  if not passes:
-    assert f"takes {transpose:.3f} times as long as NT" in found[0]
-
-
-def test_wrong_results_fail_without_a_gate():
-  wrong = ["dlhs of nt against oracle: 3 of the bound, WRONG"]
-  ours = row("nt", 1.0, checks=wrong)
-  peer = row("megablox", 1.0, checks=wrong, refused="refused: no")
-  (line,) = bench_report.failures([ours, peer], None, times_count=False)
-  assert line.endswith("WRONG")
-  refused = row("transpose", None, refused="refused: out of memory")
-  (line,) = bench_report.failures([refused], None, times_count=False)
-  assert "transpose did not run: refused: out of memory" in line
-
-
 # ---- clocks
 
 TRACE = """
-planes { name: "/host:CPU" lines { name: "XLA Modules" } }
+planes { name: "/device:TPU:1" lines { name: "XLA Modules" } }
+planes { name: "/device:TPU:0 SparseCore 0" lines { name: "XLA Modules" } }
 planes {
   name: "/device:TPU:0"
   lines {
@@ -348,6 +194,30 @@ def test_a_profile_that_lacks_runs(modules):
   found, why = bench_clock.of_profile(both, modules, 2)
   assert found is None
   assert why == "the profile has 1 of 2 runs of jit_bench_kernel_transpose"
+  nothing = bench_profile.Module(seconds=(1.0, 0.0), kernel_seconds=(0, 0))
+  both = {one.module: nothing for one in both}
+  found, why = bench_clock.of_profile([contestant("nt")], both, 2)
+  assert found is None
+  assert why.endswith("runs of jit_bench_kernel_nt that took no time")
+
+
+def test_a_profile_in_a_file_of_the_profilers_own(tmp_path):
+  # What it writes on a CPU, with the planes of a host, and a TPU's beside them.
+  run = jax.jit(lambda x: x + 1)
+  with jax.profiler.trace(str(tmp_path)):
+    jax.block_until_ready(run(np.ones(3)))
+  (path,) = tmp_path.rglob("*.xplane.pb")
+  assert bench_profile.read_folder(str(tmp_path)) == {}
+  data = jax.profiler.ProfileData
+  with path.open("ab") as file:
+    # Messages joined are one message with the planes of both.
+    file.write(data.text_proto_to_serialized_xspace(TRACE))
+  names = {plane.name for plane in data.from_file(str(path)).planes}
+  assert {"/host:CPU", "/device:TPU:0", "/device:TPU:1"} <= names
+  found = bench_profile.read_folder(str(tmp_path))
+  nt = found["jit_bench_kernel_nt"]
+  assert nt.seconds == pytest.approx((5e-6, 7e-6))
+  assert nt.kernel_seconds == pytest.approx((4e-6, 6e-6))
 
 
 def test_a_cpu_has_the_wall_clock_only():
@@ -380,6 +250,46 @@ def test_programs_and_operands_take_turns():
   assert names == "abba" + "abbaab"
   inputs = [x for _, x in seen]
   assert inputs[4:] == [1, 0, 1, 0, 1, 0]
+
+
+# ---- peers
+
+
+@pytest.mark.parametrize(
+  ("backend", "wanted"),
+  [("pallas", ["mosaic", "mosaic_tpu_v2"]), ("interpret", ["xla", "xla"])],
+)
+def test_tokamax_is_asked_for_its_own_kernels(monkeypatch, backend, wanted):
+  # Its function, as far as the bench calls it.
+  asked = []
+
+  def ragged_dot(lhs, rhs, group_sizes, *, preferred_element_type, **more):
+    asked.append(more.pop("implementation"))
+    assert not more
+    out = jax.lax.ragged_dot(lhs, rhs, group_sizes)
+    return out.astype(preferred_element_type)
+
+  module = types.SimpleNamespace(ragged_dot=ragged_dot)
+  monkeypatch.setitem(sys.modules, "tokamax", module)
+  target = programs.Target(backend=backend, chip="v6e", dtype="bfloat16")
+  names = ("tokamax", "tokamax_v2")
+  specs = programs.specs(SHAPE.workload, "kernel", "bfloat16")
+  for program in programs.peers("kernel", names, target):
+    dlhs = jax.eval_shape(program.fn, *specs)
+    assert (dlhs.shape, dlhs.dtype) == ((24, 40), jnp.bfloat16)
+  assert asked == wanted
+
+
+def test_peers_that_are_not_installed(monkeypatch):
+  # None is what Python takes for a module that is not there.
+  monkeypatch.setitem(sys.modules, "tokamax", None)
+  monkeypatch.setattr(programs, "_MEGABLOX", "no_such_package.megablox")
+  assert programs.importable_peers() == ("ragged_dot",)
+  target = programs.Target(backend="pallas", chip="v6e", dtype="bfloat16")
+  specs = programs.specs(SHAPE.workload, "kernel", "bfloat16")
+  for program in programs.peers("kernel", ("tokamax", "megablox"), target):
+    with pytest.raises(ImportError):
+      jax.eval_shape(program.fn, *specs)
 
 
 # ---- the model

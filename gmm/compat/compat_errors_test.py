@@ -24,6 +24,8 @@ ORDER = "the order is gmm(lhs, rhs, group_sizes, preferred_element_type, tiling"
 BAD = {
   "sizes_second": (TypeError, (LHS, SIZES, RHS), {}, "like group_sizes", ORDER),
   "weight_third": (TypeError, (LHS, RHS, RHS), {}, "`group_sizes`", ORDER),
+  "weight_first": (TypeError, (RHS, LHS, SIZES), {}, "like the weight", ORDER),
+  "offset_fourth": (TypeError, (LHS, RHS, SIZES, 0), {}, "want a dtype", ORDER),
   "tiling_fourth": (
     TypeError,
     (LHS, RHS, SIZES, TILES),

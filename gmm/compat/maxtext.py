@@ -115,7 +115,7 @@ def gmm(  # noqa: PLR0917
       f"`lhs` is a {type(lhs).__name__}: quantised activations are not "
       "supported; pass an array, and rhs as it is"
     )
-  positional.check_operands(_ORDER, rhs, group_sizes)
+  positional.check_operands(_ORDER, rhs, group_sizes, lhs)
   positional.check_dtype(
     _ORDER, "preferred_element_type", preferred_element_type
   )

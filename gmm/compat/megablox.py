@@ -81,7 +81,7 @@ def gmm(  # noqa: PLR0917
     TypeError: a dtype that no backend takes, or arguments in another order.
     NotImplementedError: as `ops.gmm`.
   """
-  positional.check_operands(_GMM, rhs, group_sizes)
+  positional.check_operands(_GMM, rhs, group_sizes, lhs)
   _check(_GMM, preferred_element_type, tiling, group_offset)
   options = {"group_offset": group_offset, "transpose_rhs": transpose_rhs}
   options["preferred_element_type"] = preferred_element_type

@@ -196,10 +196,7 @@ class Body:
 
   def begin_out(self, step: Step) -> None:
     """Waits until the visit's out buffer is free, and what exists is there."""
-    for slot in range(2):
-      pl.when(step.out_slot == slot)(
-        functools.partial(self.memory.wait_sent, step.pending, slot)
-      )
+    self.memory.wait_sent(step.pending, step.out_slot)
     if self.has_existing:
       self.memory.copy_existing(step, "wait")
 
@@ -254,12 +251,11 @@ class Body:
     def one(n: pl.Slice) -> None:
       if quantised is not None:
         fn(n, quantizing.product(tile, k, n, quantised))
-        return
-      if place == "k":
+      elif place == "k":
         fn(n, scales.sum_over_blocks(tile, k, n))
-        return
-      columns = pl.ds(0, k)
-      fn(n, tile.dot(tile.lhs(columns), tile.rhs(columns, n)))
+      else:
+        columns = pl.ds(0, k)
+        fn(n, tile.dot(tile.lhs(columns), tile.rhs(columns, n)))
 
     def part(start: Any, size: int) -> None:
       if small_blocks.scales_weight(self.plan):

@@ -21,6 +21,7 @@ from gmm.kernels.grid import (
   RowGrid,
   Visit,
   move,
+  of_two,
   parity,
 )
 from gmm.kernels.plan import Plan
@@ -338,13 +339,14 @@ class Memory:
     old = step.pending
     return Pending(put(old.rows, rows), put(old.outer, outer))
 
-  def wait_sent(self, pending: Pending, slot: int) -> None:
+  def wait_sent(self, pending: Pending, slot: jax.Array | int) -> None:
     """Waits until an out buffer may be written again."""
-    rows = pending.rows[slot]
+    rows = of_two(pending.rows, slot)
 
     @pl.when(rows > 0)
     def _() -> None:
-      self._copy_out(slot, (0, rows, pending.outer[slot]), "wait")
+      outer = of_two(pending.outer, slot)
+      self._copy_out(slot, (0, rows, outer), "wait")
 
   def _copy_out(self, slot: Any, at: tuple[Any, Any, Any], act: str) -> None:
     start, rows, outer = at

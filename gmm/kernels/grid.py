@@ -364,6 +364,11 @@ def parity(i: jax.Array) -> jax.Array:
   return lax.rem(i, np.int32(2))
 
 
+def of_two(pair: tuple[jax.Array, ...], slot: jax.Array | int) -> jax.Array:
+  """What belongs to a half of a double buffer."""
+  return pair[slot] if isinstance(slot, int) else jnp.where(slot == 0, *pair)
+
+
 def move(source: Any, target: Any, sem: Any, act: str) -> None:
   """Starts a copy, or waits for one: `act` is "start" or "wait"."""
   getattr(pltpu.make_async_copy(source, target, sem), act)()

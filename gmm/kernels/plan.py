@@ -16,6 +16,14 @@ ZERO_BYTES = 1 << 20
 # Chips where NT ends with fewer rows, too: Gemma4's wi takes 1,747 bundles for
 # 144 rows on tpu7x, and would take 2,244 cycles for 272.
 SHORT_NT_ENDS = ("tpu7x",)
+# Rows, but for a block, of the products that may end a window before the chunk
+# is full. Where the schedule has fewer bundles than the MXU has cycles, more of
+# them pay; in NT not the shortest, whose result takes as long to transpose.
+SHORT_ENDS = {"nn": (128,), "nt": ()}
+SHORT_ENDS_ON = {"tpu7x": {"nn": (64, 128, 192), "nt": (128, 192)}}
+# Chips where a product of few rows in tgmm has more bundles than the MXU has
+# cycles, for what it reads and adds of the rows before.
+ALONE_ON = ("tpu7x",)
 # Chips whose memory brings a weight of 8 bits sooner than the MXU has passed
 # 144 rows; and what fewer rows a product then has, where groups have fewer.
 QUICK_WEIGHTS = ("tpu7x",)
@@ -103,15 +111,27 @@ class Plan:
     if self.problem.kind == "tgmm":
       return tuple(self.chunk * i for i in range(1, self.run + 1))
     ends = [self.chunk + self.block]
-    # In NT fewer rows than the MXU's are not the ones that it streams: their
-    # result is transposed, which takes most of the time that is gained.
-    short = not self.problem.contracts_lanes or self.chip.name in SHORT_NT_ENDS
-    if self.chunk > LANES and short:
-      ends.insert(0, LANES + self.block)
+    if self.chunk > LANES:
+      # In NT fewer rows than the MXU's are not the ones that it streams: their
+      # result is transposed, which takes most of the time that is gained.
+      mode = "nt" if self.problem.contracts_lanes else "nn"
+      short = SHORT_ENDS_ON.get(self.chip.name, SHORT_ENDS)[mode]
+      ends = [r + self.block for r in short if r < self.chunk] + ends
     pushed_whole = self.problem.contracts_lanes and not self.turns_weight
     if self.has_quick_weights and not pushed_whole:
       ends.insert(0, FEW_ROWS + self.block)
     return tuple(ends)
+
+  @property
+  def alone(self) -> tuple[int, ...]:
+    """Rows of the products of tgmm that are all of a group: they add nothing.
+
+    A group of one chunk needs no accumulator. (With parts, the loop takes what
+    is gained.)
+    """
+    if self.problem.kind != "tgmm" or self.chip.name not in ALONE_ON:
+      return ()
+    return (self.chunk,) if self.parts == 1 else ()
 
   @property
   def turns_weight(self) -> bool:
@@ -140,7 +160,7 @@ class Plan:
   @property
   def products(self) -> tuple[int, ...]:
     """Rows of every MXU product, in the order of the kernel's code."""
-    return self.whole + self.ends
+    return self.whole + self.alone + self.ends
 
   @property
   def k(self) -> Axis:

@@ -70,11 +70,12 @@ def end(
   """Calls fn for what a window has left after its whole chunks, if anything."""
   start = pl.multiple_of(chunks * plan.chunk, plan.block)
   left = rows - start
-  least = 0
-  for most in plan.ends:
-    call = functools.partial(fn, (start, most))
-    if len(plan.ends) == 1 and (plan.problem.kind == "tgmm" or not plan.whole):
-      call()  # there is always something
-      return
-    pl.when(jnp.logical_and(left > least, left <= most))(call)
-    least = most
+  # One branch for each: the scalar core passes the others by.
+  call = functools.partial(fn, (start, plan.ends[-1]))
+  for most in plan.ends[-2::-1]:
+    shorter = functools.partial(fn, (start, most))
+    call = functools.partial(lax.cond, left <= most, shorter, call)
+  if plan.problem.kind == "tgmm" or not plan.whole:
+    call()  # there is always something
+  else:
+    pl.when(left > 0)(call)

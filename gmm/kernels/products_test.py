@@ -62,13 +62,17 @@ def test_gmm(transpose_rhs, run, parts, tile_k):
   )
 
 
-@pytest.mark.parametrize(("run", "parts"), [(2, 2), (3, 1), (1, 2)])
-def test_tgmm(run, parts):
+@pytest.mark.parametrize(
+  ("name", "run", "parts"),
+  [("v5e", 2, 2), ("tpu7x", 3, 1), ("tpu7x", 1, 2)],
+)
+def test_tgmm(name, run, parts):
   x = _operands()
   sizes = jax.ShapeDtypeStruct((4,), jnp.int32)
   problem = checks.tgmm_problem(x["lhs"], x["dout"], sizes, num_groups=4)
-  plan = tiling.make_plan(problem, chip.resolve("v5e"), (48, 256, 256))
+  plan = tiling.make_plan(problem, chip.resolve(name), (48, 256, 256))
   plan = dataclasses.replace(plan, chunk=16, run=run, parts=parts)
+  assert plan.alone == ((16,) if name == "tpu7x" and parts == 1 else ())
   _check(
     plan,
     lambda sizes, offset: tgmm_kernel.tgmm(

@@ -166,6 +166,8 @@ def arm_turns(plan: Plan) -> tuple[int, ...]:
   problem = plan.problem
   if not problem.scale_block or problem.pair is not None:
     return (1,)
+  if problem.lhs_quantization:
+    return (1,)
   along_k = problem.scale_axis == "k"
   columns = plan.tile_n // plan.parts
   if problem.scale_block >= (problem.k if along_k else problem.n):

@@ -236,12 +236,15 @@ class _Body:
       ),
     )
 
-  def wait_out(self, pending: tuple[jax.Array, ...], slot: int) -> None:
+  def wait_out(
+    self, pending: tuple[jax.Array, ...], slot: jax.Array | int
+  ) -> None:
     """Waits until an out buffer may be written again."""
+    outer = grid.of_two(pending, slot)
 
-    @pl.when(pending[slot] >= 0)
+    @pl.when(outer >= 0)
     def _() -> None:
-      self.out_copy(slot, pending[slot], 0, "wait")
+      self.out_copy(slot, outer, 0, "wait")
 
   # ---- steps
 
@@ -263,17 +266,12 @@ class _Body:
     self.copies(now, index, "wait")
     ends = self.rows.is_last_tile(now)
     out_slot = parity(step.done)
-
-    for i in range(2):
-
-      @pl.when(jnp.logical_and(ends, out_slot == i))
-      def _(i: int = i) -> None:
-        self.wait_out(step.pending, i)
-
-    self.compute(now, parity(index), ends, out_slot)
+    last = self.compute(now, parity(index), ends)
 
     @pl.when(ends)
     def _() -> None:
+      self.wait_out(step.pending, out_slot)
+      last(out_slot)
       self.out_copy(out_slot, now.outer, now.id, "start")
 
     sent = [jnp.logical_and(ends, out_slot == i) for i in range(2)]
@@ -283,14 +281,18 @@ class _Body:
     return Step(after, step.done + ends.astype(jnp.int32), pending)
 
   def compute(
-    self, now: Visit, slot: jax.Array, ends: jax.Array, out_slot: jax.Array
-  ) -> None:
-    """Adds the window's rows; the group's last ones complete its result.
+    self, now: Visit, slot: jax.Array, ends: jax.Array
+  ) -> Callable[[jax.Array], None]:
+    """Adds the window's rows to acc, but for the group's last ones.
 
     1. Rows before the group lie in the first block: zeroed where they are.
     2. Rows after it, and those that the buffer held before, can only lie in
        the product that ends its last window: masked there (other windows are
        whole units). Both operands are, since 0 * NaN is NaN.
+
+    Returns:
+      What adds those, too, and completes an out buffer: to call where the
+      window ends its group.
     """
     window = self.rows.window_of(now)
 
@@ -303,10 +305,19 @@ class _Body:
     add = functools.partial(self.add, (slot, now.tile == 0), window)
     products.each_whole(self.plan, chunks, add)
 
-    @pl.when(ends)
-    def _() -> None:
-      last = functools.partial(add, target=(out_slot, self.tile(now.outer)[1]))
-      products.end(self.plan, window.rows, chunks, last)
+    def last(out_slot: jax.Array) -> None:
+      end = functools.partial(products.end, self.plan, window.rows, chunks)
+      n_tile = self.tile(now.outer)[1]
+      add_to = functools.partial(add, target=(out_slot, n_tile))
+      if not self.plan.alone:
+        end(add_to)
+        return
+      (most,) = self.plan.alone
+      is_alone = jnp.logical_and(now.tile == 0, window.rows <= most)
+      alone = functools.partial(add_to, (0, most), adds=False)
+      lax.cond(is_alone, alone, functools.partial(end, add_to))
+
+    return last
 
   def clear_head(self, window: Window, slot: jax.Array) -> None:
     rows = grid.block_rows(self.plan.block, window.start)
@@ -321,7 +332,9 @@ class _Body:
     operands: tuple[jax.Array, jax.Array],
     window: Window,
     at: Rows,
+    *,
     target: tuple[jax.Array, jax.Array] | None = None,
+    adds: bool = True,
   ) -> None:
     """Adds a product to acc, or to acc and on to an out buffer.
 
@@ -331,6 +344,7 @@ class _Body:
       at: the product's rows.
       target: for the group's last rows: an out buffer, and the n tile that it
         is for. None for acc.
+      adds: False where these are all of the group's rows.
     """
     (slot, begins), (row, count) = operands, at
     chunk = self.plan.chunk
@@ -354,16 +368,16 @@ class _Body:
       for n in launch.pieces(self.plan.tile_n, PIECE_N):
         dout = keep(self.buf.dout[slot, pl.ds(row, count), n])
         value = launch.dot(self.plan, lhs, dout, (0, 0))
-        # The first chunk must not read what scratch memory holds.
-        before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[k, n])
+        if adds:
+          # The first chunk must not read what scratch memory holds.
+          before = jnp.where(begin, jnp.zeros_like(value), self.buf.acc[k, n])
+          value = before + value
         if target is None:
-          self.buf.acc[k, n] = before + value
+          self.buf.acc[k, n] = value
         else:
           out_slot, n_tile = target
           columns = pl.ds(self.plan.n.start(n_tile) + n.start, n.size)
-          total = tgmm_scales.scaled(
-            before + value, self.buf.scales, k, columns
-          )
+          total = tgmm_scales.scaled(value, self.buf.scales, k, columns)
           self.buf.out[out_slot, k, n] = total.astype(self.buf.out.dtype)
 
     launch.each_part(self.plan.tile_k, self.plan.parts, part)

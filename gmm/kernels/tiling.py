@@ -47,7 +47,10 @@ MOST_PART_K = {"tpu7x": 1536}
 RUNS_TRIED = 3
 # Most weights that are there or on their way: while a large group is worked on,
 # the weights of the small ones after it arrive, which would wait for theirs.
-MOST_WEIGHTS = 4
+MOST_WEIGHTS = 3
+# Most rows of a window. Three quarters of them are tried where they are best:
+# the copies of a shorter window wait less behind a weight.
+MOST_ROWS = 2048
 # The rough price of a grid step.
 STEP_SECONDS = 0.35e-6
 # How many candidates the model plays, with how many groups.
@@ -112,6 +115,9 @@ def _choose(problem: Problem, chip: ChipSpec) -> Plan:
     likely = [p for plan in likely[:RUNS_TRIED] for p in _with_any_run(plan)]
   price = _with_vmem(_modelled_seconds)
   best = min(likely, key=lambda plan: price(plan) * (1 + 0.002 * plan.run))
+  if problem.kind == "gmm" and best.tile_m == MOST_ROWS:
+    shorter = dataclasses.replace(best, tile_m=MOST_ROWS * 3 // 4)
+    best = min(best, shorter, key=price)
   return _with_more_weights(best)
 
 
@@ -273,12 +279,11 @@ def candidates(
 ) -> Iterator[tuple[int, int, int]]:
   """Yields (tile_m, tile_k, tile_n), larger tiles first."""
   block = row_block(problem)
-  most_rows = min(round_up(problem.m, block), 2048)
+  most_rows = min(round_up(problem.m, block), MOST_ROWS)
   # An MXU of 256 columns takes 128 rows or fewer in the same time.
   least = 128 if chip.mxu_size > 128 else block
-  rows = {
-    min(max(r, least), most_rows) for r in (2048, 1024, 512, 256, 128, 64, 32)
-  }
+  heights = (MOST_ROWS, 1024, 512, 256, 128, 64, 32)
+  rows = {min(max(r, least), most_rows) for r in heights}
   columns = _splits(problem.n, chip)
   for tile_n in columns[:1] if pairs.is_wide(problem) else columns:
     for tile_k in _splits(problem.k, chip):

@@ -76,7 +76,7 @@ def visits(
   start = first[entry] + tile * strides[entry]
   is_last = tile == counts[entry] - 1
   rows = np.where(is_last, end[entry] - start, strides[entry])
-  products = _products(plan, rows, is_last)
+  products = _products(plan, rows, (tile == 0, is_last))
   return Visits(
     group=ids[entry],
     start=start,
@@ -96,8 +96,17 @@ def _windows(plan: Plan, span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   return counts, -(-span // (counts * plan.unit)) * plan.unit
 
 
-def _products(plan: Plan, rows: np.ndarray, is_last: np.ndarray) -> np.ndarray:
-  """Returns how often each of plan.products runs in each visit."""
+def _products(
+  plan: Plan, rows: np.ndarray, places: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+  """Returns how often each of plan.products runs in each visit.
+
+  Args:
+    plan: of the kernel.
+    rows: of each visit.
+    places: whether a visit is its group's first, and its last.
+  """
+  is_first, is_last = places
   chunk, counts = plan.chunk, []
   if plan.problem.kind == "tgmm":
     chunks = (rows - is_last) // plan.unit * plan.run
@@ -111,6 +120,9 @@ def _products(plan: Plan, rows: np.ndarray, is_last: np.ndarray) -> np.ndarray:
   for whole in plan.whole:
     counts.append(chunks * chunk // whole)
     chunks = chunks - counts[-1] * (whole // chunk)
+  for most in plan.alone:
+    counts.append(is_first & is_last & (rows <= most))
+    left = np.where(counts[-1], 0, left)
   least = 0
   for most in plan.ends:
     counts.append((left > least) & (left <= most))

@@ -18,8 +18,9 @@ M, G, G_TOTAL = 400, 4, 7
 MOST = 64
 
 
-def _plan(mode, tile_m=64, m=M):
-  return plan_for(mode, m=m, g=G, k=128, n=128, tiling=(tile_m, 128, 128))
+def _plan(mode, tile_m=64, m=M, name="v6e"):
+  tiling = (tile_m, 128, 128)
+  return plan_for(mode, m=m, g=G, k=128, n=128, chip=name, tiling=tiling)
 
 
 def _record(rows, sizes, offset, out, count, *table):
@@ -121,6 +122,15 @@ def test_products_of_a_large_window():
   # NT has no product of fewer rows than the MXU's.
   got = visits.visits(_plan("nt", tile_m=512, m=2048), sizes)
   assert got.rows_run.tolist() == [272, 528, 272, 512, 528]
+  # Where the bundles are fewer than the MXU's cycles, finer ends pay.
+  plan = _plan("nn", tile_m=512, m=2048, name="tpu7x")
+  assert plan.products == (256, 80, 144, 208, 272)
+  got = visits.visits(plan, np.array([80, 400, 200]))
+  assert got.products.tolist() == [
+    [0, 1, 0, 0, 0],
+    [1, 0, 1, 0, 0],
+    [0, 0, 0, 1, 0],
+  ]
 
 
 def test_products_of_tgmm_end_a_group():
@@ -129,6 +139,20 @@ def test_products_of_tgmm_end_a_group():
   got = visits.visits(plan, np.array([300, 1300]))
   assert got.rows.tolist() == [304, 512, 512, 288]
   assert got.products.tolist() == [[0, 0, 1], [1, 0, 0], [1, 0, 0], [0, 0, 1]]
+
+
+def test_a_group_of_one_chunk_is_alone():
+  plan = _plan("tn", tile_m=512, m=2048, name="tpu7x")
+  plan = dataclasses.replace(plan, run=1, parts=1)
+  assert plan.products == (256, 256, 256)
+  got = visits.visits(plan, np.array([256, 300, 1, 700]))
+  assert got.products.tolist() == [
+    [0, 1, 0],
+    [1, 0, 1],
+    [0, 1, 0],
+    [2, 0, 0],
+    [0, 0, 1],  # of a group of two windows
+  ]
 
 
 @pytest.mark.parametrize(

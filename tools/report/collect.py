@@ -372,11 +372,15 @@ def checked_group_sizes(path: str, m: int, g: int) -> np.ndarray:
     ValueError: it cannot be read, or holds something else.
   """
   try:
-    sizes = np.load(path, allow_pickle=False)
+    # Of a path NumPy does not close all files that it cannot read.
+    with open(path, "rb") as file:
+      sizes = np.load(file, allow_pickle=False)
   except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
     raise ValueError(
       f"`group_sizes` {path!r} cannot be read: {error}"
     ) from None
+  if not isinstance(sizes, np.ndarray):
+    raise ValueError(f"`group_sizes` {path!r} holds several arrays; want one")
   return visits.checked_sizes(sizes, m, g)
 
 
