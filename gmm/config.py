@@ -243,7 +243,8 @@ def _refuse_quantization(value: Any) -> None:
   if isinstance(value, str) and value.lower() in ("", "none", "false"):
     return
   raise NotImplementedError(
-    f"`quantization` is {value!r}, but operands are not quantised on the way "
-    "yet; leave the key out, or set it to None or '' (weights that are "
-    "quantised already go with `rhs_scale`)"
+    f"`quantization` is {value!r}, but a Config does not say what is "
+    "quantised: ops.gmm does, by its lhs_quantization, rhs_quantization and "
+    "dout_quantization; leave the key out, or set it to None or '' (weights "
+    "that are quantised already go with `rhs_scale`)"
   )
