@@ -156,3 +156,14 @@ def test_xla_does_not_keep_gate_and_up():
   operands = normal(0, m, k), normal(1, 4, k, 2 * n), sizes
   memory = program.lower(*operands).compile().memory_analysis()
   assert memory.temp_size_in_bytes < m * n * 4
+
+
+def test_gradients_without_any_groups():
+  weight, none = jnp.zeros((0, K, 2 * N)), jnp.array([], jnp.int32)
+
+  def loss(x):
+    kept = gated(x, weight, none, recompute=False)
+    quantised = ops.gmm(x, weight, none, dout_quantization="int8", config=XLA)
+    return jnp.sum(kept) + jnp.sum(quantised)
+
+  np.testing.assert_array_equal(jax.grad(loss)(normal(0, M, K)), 0)

@@ -139,6 +139,8 @@ def local_rows(
     sizes: canonical group sizes, int32 [g_total].
     offset: canonical offset of the first local group, int32 [1].
   """
+  if not problem.g_total:
+    return jnp.zeros(problem.m, bool)
   ends = jnp.minimum(jnp.cumsum(sizes), problem.m)
   ends = jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
   first = ends[jnp.minimum(offset[0], problem.g_total)]

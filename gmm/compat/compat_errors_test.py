@@ -5,9 +5,11 @@ import functools
 import sys
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
 
 from gmm.compat import maxtext, megablox
 
@@ -111,6 +113,35 @@ def test_errors_of_lookups_and_tgmm():
     megablox.tgmm(LHS.T, OUT, SIZES, existing_out=RHS[:1])
   with pytest.raises(TypeError, match="looks like group_sizes.*order is tgmm"):
     megablox.tgmm(LHS.T, SIZES, OUT)
+
+
+@pytest.mark.parametrize(
+  ("preferred", "existing", "words"),
+  [
+    (jnp.int8, jnp.float32, "`preferred_element_type` is int8 for a sum in"),
+    (np.float64, jnp.float32, "`preferred_element_type` is float64 for a sum"),
+    (jnp.float32, jnp.int32, "`existing_out` is int32 but the result is float"),
+    (jnp.float32, jnp.complex64, "`existing_out` is complex64 but the result"),
+  ],
+)
+def test_formats_of_what_tgmm_adds_to(preferred, existing, words):
+  with pytest.raises(TypeError, match=words):
+    megablox.tgmm(
+      LHS.T,
+      OUT,
+      SIZES,
+      preferred,
+      existing_out=jnp.zeros((G, K, N), existing),
+    )
+
+
+@pytest.mark.parametrize("adapter", [megablox, maxtext])
+def test_sizes_sharded_over_an_explicit_axis(adapter):
+  mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+  sizes = jax.device_put(SIZES, NamedSharding(mesh, jax.P("x")))
+  for more in ({}, {"existing_out": OUT}):
+    with pytest.raises(NotImplementedError, match="`group_sizes` is sharded"):
+      adapter.gmm(LHS, RHS, sizes, **more)
 
 
 QUANTISED = {

@@ -175,6 +175,27 @@ def test_tgmm_adds_before_it_rounds():
   assert out.dtype == jnp.bfloat16 and float(out[0, 0, 0]) == 258
 
 
+def test_tgmm_adds_integers_exactly():
+  # No float32 holds 2^24 + 1.
+  out = jit(megablox.tgmm, static_argnums=3)(
+    jnp.array([[3, 1]], jnp.int8),
+    jnp.array([[1], [-1]], jnp.int8),
+    jnp.array([2]),
+    jnp.int32,
+    existing_out=jnp.full((1, 1, 1), 2**24 + 1),
+  )
+  assert out.dtype == jnp.int32 and int(out[0, 0, 0]) == 2**24 + 3
+
+
+@pytest.mark.parametrize("adapter", [megablox, maxtext])
+def test_without_groups_nothing_is_overwritten(adapter):
+  out = whole(2, M, N)
+  got = adapter.gmm(
+    whole(0, M, K), jnp.zeros((0, K, N)), SIZES[:0], existing_out=out
+  )
+  equal(got, out)
+
+
 def test_tgmm_has_gradients():
   lhs, rhs = whole(0, K, M), whole(1, M, N)
 

@@ -28,8 +28,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gmm import check_pieces, ops, positional
+from gmm import check_pieces, checks, ops, positional
 from gmm.compat import rows, tilings
+from gmm.config import Problem
 
 Tiling = tuple[int, ...] | Callable[[int, int, int], Any] | None
 
@@ -124,8 +125,9 @@ def tgmm(  # noqa: PLR0917
     tiling: as in `gmm`; of 9, the last three.
     group_offset: the number of the group that the result's first belongs to.
     num_actual_groups: groups of the result, by default g_total.
-    existing_out: [num_actual_groups, k, n], added in float32, before the one
-      rounding.
+    existing_out: [num_actual_groups, k, n], of floats where the result is one
+      of floats, and of integers where it is one of integers: added in float32
+      or int32, before the one rounding.
     interpret: as in `gmm`.
 
   Returns:
@@ -151,25 +153,34 @@ def tgmm(  # noqa: PLR0917
     (num_actual_groups,) = check_pieces.shape_of(
       "group_sizes", group_sizes, "[g_total]"
     )
+  lhs, wanted, summed = jnp.swapaxes(lhs, 0, 1), preferred_element_type, None
   if existing_out is not None:
-    _check_existing(existing_out, (num_actual_groups, k, n))
+    problem = checks.tgmm_problem(
+      lhs,
+      rhs,
+      group_sizes,
+      num_groups=num_actual_groups,
+      group_offset=group_offset,
+      preferred_element_type=wanted,
+    )
+    _check_existing(existing_out, problem)
+    wanted = problem.out_dtype
+    is_integer = jnp.issubdtype(wanted, jnp.integer)
+    summed = jnp.int32 if is_integer else jnp.float32
   out = ops.tgmm(
-    jnp.swapaxes(lhs, 0, 1),
+    lhs,
     rhs,
     group_sizes,
     num_groups=num_actual_groups,
     group_offset=group_offset,
-    preferred_element_type=(
-      preferred_element_type if existing_out is None else jnp.float32
-    ),
+    preferred_element_type=wanted if summed is None else summed,
     config=tilings.config(
       _backend(interpret), tilings.of_tgmm(tiling, (m, k, n))
     ),
   )
-  if existing_out is None:
+  if summed is None:
     return out
-  out += existing_out.astype(jnp.float32)
-  return out.astype(preferred_element_type)
+  return (out + existing_out.astype(summed)).astype(wanted)
 
 
 def _backend(interpret: bool) -> str:
@@ -184,11 +195,18 @@ def _check(order: str, preferred: Any, tiling: Any, offset: Any) -> None:
     positional.check_dtype(order, "group_offset", offset)
 
 
-def _check_existing(existing: Any, wanted: tuple[int, int, int]) -> None:
+def _check_existing(existing: Any, problem: Problem) -> None:
   names = "[num_actual_groups, k, n]"
   shape = check_pieces.shape_of("existing_out", existing, names)
-  if shape != wanted:
+  if shape != problem.out_shape:
     raise ValueError(
       f"`existing_out` is {names} = {list(shape)} but the result is "
-      f"{list(wanted)}"
+      f"{list(problem.out_shape)}"
+    )
+  integer = jnp.issubdtype(problem.out_dtype, jnp.integer)
+  kind = jnp.integer if integer else jnp.floating
+  if not jnp.issubdtype(existing.dtype, kind):
+    raise TypeError(
+      f"`existing_out` is {existing.dtype} but the result is "
+      f"{problem.out_dtype}; cast it, or set preferred_element_type"
     )

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gmm import checks, varying, xla_gated
+from gmm import checks, meshes, varying, xla_gated
 
 
 def local_rows(
@@ -20,8 +20,12 @@ def local_rows(
     rhs: [g, k, n], or [g, n, k].
     group_sizes: integers [g_total].
     **options: as in `ops.gmm`, to check `existing_out` before it is used.
+
+  Raises:
+    ValueError, TypeError, NotImplementedError: as `ops.gmm`.
   """
   problem = checks.gmm_problem(lhs, rhs, group_sizes, **options)
+  meshes.check_whole(problem, lhs=lhs, rhs=rhs, group_sizes=group_sizes)
   sizes = checks.canonical_sizes(group_sizes, problem.m)
   offset = checks.canonical_offset(options.get("group_offset"), problem.g_total)
   return xla_gated.local_rows(problem, sizes, offset)[:, None]
