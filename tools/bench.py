@@ -51,11 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _bench(arguments)
   except _FAULTS as error:
     said = " ".join(str(error).split()) or type(error).__name__
+    if "KeyboardInterrupt" in said:  # from within an interpreted kernel
+      return _interrupted()
     print(f"error: {said}", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
-    print("error: interrupted", file=sys.stderr)
-    return 130  # as shells have it
+    return _interrupted()
+
+
+def _interrupted() -> int:
+  print("error: interrupted", file=sys.stderr)
+  return 130  # as shells have it
 
 
 # What flags, files, the machine and the chip may be at fault for.

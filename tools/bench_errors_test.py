@@ -118,12 +118,14 @@ def test_a_run_that_fails_leaves_the_stored_one(capsys, tmp_path, monkeypatch):
   def fail(*args):
     raise RuntimeError("the chip has gone")
 
-  path = tmp_path / "run.json"
+  path, new = tmp_path / "run.json", tmp_path / "new.json"
   path.write_text("what was stored")
   monkeypatch.setattr(bench.bench_run.Runner, "rows", fail)
-  assert bench.main([*INTERPRET, "--out", str(path)]) == 1
-  assert "error: the chip has gone" in capsys.readouterr().err
+  for out in (path, new):
+    assert bench.main([*INTERPRET, "--out", str(out)]) == 1
+    assert "error: the chip has gone" in capsys.readouterr().err
   assert path.read_text() == "what was stored"
+  assert not new.exists()
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,7 @@ def test_sizes_that_leave_a_level_no_rows(capsys, tmp_path):
   ("error", "status", "said"),
   [
     (KeyboardInterrupt(), 130, "error: interrupted"),
+    (RuntimeError("callback: KeyboardInterrupt:"), 130, "error: interrupted"),
     (MemoryError(), 1, "error: MemoryError"),
     (OverflowError("too\n large"), 1, "error: too large"),
   ],
