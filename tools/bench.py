@@ -49,9 +49,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.compile_for:
       return _compile(arguments)
     return _bench(arguments)
-  except (ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+  except _FAULTS as error:
+    said = " ".join(str(error).split()) or type(error).__name__
+    if "KeyboardInterrupt" in said:  # from within an interpreted kernel
+      return _interrupted()
+    print(f"error: {said}", file=sys.stderr)
     return 1
+  except KeyboardInterrupt:
+    return _interrupted()
+
+
+def _interrupted() -> int:
+  print("error: interrupted", file=sys.stderr)
+  return 130  # as shells have it
+
+
+# What flags, files, the machine and the chip may be at fault for.
+_FAULTS = (
+  ValueError,
+  TypeError,
+  OSError,
+  ImportError,
+  RuntimeError,
+  MemoryError,
+  OverflowError,
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,6 +132,10 @@ def _check(arguments: argparse.Namespace) -> None:
   gate = arguments.gate
   if gate is not None and not 0 < gate < math.inf:
     raise ValueError(f"`gate` is {gate}; want a number above 0, such as 1.0")
+  for name in ("model", "chip", "expect_chip", "out", "against"):
+    # Of a variable that is not set, say: it must not pass for no flag.
+    if getattr(arguments, name) == "":
+      raise ValueError(f"`{name}` is empty; give it a value, or drop it")
   if arguments.compile_for:
     where, unread = "--compile_for", ["gate", "out", "against"]
     unread += ["chip", "expect_chip"]
@@ -158,6 +184,7 @@ def _peers(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 def _bench(arguments: argparse.Namespace) -> int:
   wanted = _shapes(arguments)
+  shapes.check_rows(wanted, _levels(arguments))
   stored = None
   if arguments.against:
     stored = bench_report.load(arguments.against)

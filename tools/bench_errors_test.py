@@ -118,12 +118,14 @@ def test_a_run_that_fails_leaves_the_stored_one(capsys, tmp_path, monkeypatch):
   def fail(*args):
     raise RuntimeError("the chip has gone")
 
-  path = tmp_path / "run.json"
+  path, new = tmp_path / "run.json", tmp_path / "new.json"
   path.write_text("what was stored")
   monkeypatch.setattr(bench.bench_run.Runner, "rows", fail)
-  assert bench.main([*INTERPRET, "--out", str(path)]) == 1
-  assert "error: the chip has gone" in capsys.readouterr().err
+  for out in (path, new):
+    assert bench.main([*INTERPRET, "--out", str(out)]) == 1
+    assert "error: the chip has gone" in capsys.readouterr().err
   assert path.read_text() == "what was stored"
+  assert not new.exists()
 
 
 @pytest.mark.parametrize(
@@ -139,6 +141,10 @@ def test_a_run_that_fails_leaves_the_stored_one(capsys, tmp_path, monkeypatch):
     ([*OWN, "--chip", "v9"], "`chip` is 'v9'; known chips: v4"),
     ([*OWN, "--gate", "nan"], "`gate` is nan; want a number above 0"),
     ([*OWN, "--gate", "-1"], "`gate` is -1.0; want a number above 0"),
+    ([*OWN, "--out", ""], "`out` is empty; give it a value, or drop it"),
+    ([*OWN, "--against", ""], "`against` is empty; give it a value"),
+    ([*OWN, "--chip", ""], "`chip` is empty; give it a value"),
+    (["--model", ""], "`model` is empty; give it a value"),
     ([*OWN, "--expect_chip", "v6e"], "means nothing with --backend interpret"),
     ([*OWN, "--compile_for", "v6e", "--gate", "1"], "nothing with --compile_"),
     ([*OWN, "--compile_for", "v6e", "v9"], "`chip` is 'v9'; known chips: v4"),
@@ -166,12 +172,53 @@ def test_flags_that_are_none(capsys, given, said):
   assert line.endswith("; --help lists the flags")
 
 
-@pytest.mark.parametrize("sizes", [[30, 0], [-1, 4], [0, 0], [1, 2, 3]])
+@pytest.mark.parametrize(
+  "sizes",
+  [
+    [30, 0],
+    [-1, 4],
+    [0, 0],
+    [1, 2, 3],
+    [2**63 - 1, 2**63 - 1],
+    np.array([2**64 - 1, 25], np.uint64),  # their sum wraps to 24
+  ],
+)
 def test_sizes_that_do_not_fit(capsys, tmp_path, sizes):
   np.save(tmp_path / "sizes.npy", np.array(sizes))
   path = str(tmp_path / "sizes.npy")
   line = error_of(capsys, *INTERPRET, "--group_sizes", path)
   assert "want 2 from 0 that add up to 1 to 24" in line
+
+
+def test_sizes_that_leave_a_level_no_rows(capsys, tmp_path):
+  path = str(tmp_path / "sizes.npy")
+  np.save(path, np.array([24, 0, 0, 0]))
+  own = [*INTERPRET, "--g", "4", "--group_sizes", path]
+  line = error_of(capsys, *own)
+  assert "have no rows at level 'offset'" in line
+  assert "leave that level out of --level" in line
+  # The other levels have them.
+  said = error_of(
+    capsys, *own, "--level", "kernel", "vjp", "--against", "no.json"
+  )
+  assert "`against` 'no.json' cannot be read" in said
+
+
+@pytest.mark.parametrize(
+  ("error", "status", "said"),
+  [
+    (KeyboardInterrupt(), 130, "error: interrupted"),
+    (RuntimeError("callback: KeyboardInterrupt:"), 130, "error: interrupted"),
+    (MemoryError(), 1, "error: MemoryError"),
+    (OverflowError("too\n large"), 1, "error: too large"),
+  ],
+)
+def test_a_run_that_ends_early(capsys, monkeypatch, error, status, said):
+  def fail(*args):
+    raise error
+
+  monkeypatch.setattr(bench, "_target", fail)
+  assert error_of(capsys, *INTERPRET, status=status) == said
 
 
 @pytest.mark.parametrize(

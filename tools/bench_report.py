@@ -234,13 +234,17 @@ def comparison(rows: Sequence[Row], stored: Mapping[str, Any]) -> list[str]:
 
 
 def check_writable(path: str) -> None:
-  """Makes the folder; leaves alone what a file there has.
+  """Makes the folder; leaves what is there as it is, and no new file.
 
   Raises:
     ValueError: nothing can be written there.
   """
-  with _writing(path) as where, where.open("a"):
-    pass
+  with _writing(path) as where:
+    is_new = not where.exists()
+    with where.open("a"):
+      pass
+    if is_new:
+      where.unlink()
 
 
 def write(path: str, run: Mapping[str, Any]) -> pathlib.Path:

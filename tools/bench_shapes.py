@@ -113,6 +113,18 @@ def chosen(
   return tuple(_shape(w, pattern) for w in found for pattern in patterns)
 
 
+def check_rows(wanted: Sequence[Shape], levels: Sequence[str]) -> None:
+  """Raises ValueError where a level of a shape has no row with a weight."""
+  for shape in wanted:
+    for level in levels:
+      if not groups(shape, level).rows:
+        raise ValueError(
+          f"`group_sizes` {shape.pattern!r} have no rows at level {level!r} of "
+          f"{shape.key}: all of them are outside the local half of the groups; "
+          "leave that level out of --level, or take others"
+        )
+
+
 def _shrunk(w: Workload) -> Workload:
   return Workload(
     name=w.name,
@@ -134,10 +146,11 @@ def _shape(w: Workload, pattern: str) -> Shape:
       f"`group_sizes` is {pattern!r}; want one of "
       f"{', '.join(visits.PATTERNS)}, or a file.npy of integers"
     )
-  if len(sizes) != w.g or sizes.min() < 0 or not 0 < sizes.sum() <= w.m:
+  total = sum(sizes.tolist())  # integers of NumPy's wrap around
+  if len(sizes) != w.g or sizes.min() < 0 or not 0 < total <= w.m:
     raise ValueError(
       f"`group_sizes` {pattern!r} has {len(sizes)} sizes from {sizes.min()} "
-      f"that add up to {sizes.sum()}; want {w.g} from 0 that add up to 1 to "
+      f"that add up to {total}; want {w.g} from 0 that add up to 1 to "
       f"{w.m}"
     )
   if pattern not in visits.PATTERNS:
