@@ -174,6 +174,37 @@ def test_shards_have_scales_of_their_own():
     assert np.any(g)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_sums_of_nothing_are_biases(transposed):
+  sizes, bias = np.array([3, 0, 4]), normal(0, 3, 6)
+  rhs = np.zeros((3, 6, 0) if transposed else (3, 0, 6), np.float32)
+
+  def call(lhs, rhs, bias):
+    return ops.gmm(
+      lhs,
+      rhs,
+      sizes,
+      rhs_bias=bias,
+      transpose_rhs=transposed,
+      lhs_quantization="int8",
+      rhs_quantization="int8",
+      dout_quantization="int8",
+      config=XLA,
+    )
+
+  @jit
+  def run(*x):
+    out, vjp = jax.vjp(call, *x)
+    return out, vjp(jnp.ones_like(out))
+
+  lhs = np.zeros((8, 0), np.float32)
+  out, (dlhs, drhs, dbias) = run(lhs, rhs, bias)
+  want = np.repeat(np.vstack([bias, np.zeros((1, 6))]), [*sizes, 1], axis=0)
+  np.testing.assert_array_equal(out, want)
+  assert (dlhs.shape, drhs.shape) == (lhs.shape, rhs.shape)
+  np.testing.assert_array_equal(dbias, np.outer(sizes, np.ones(6)))
+
+
 # ---- what is refused
 
 LHS = np.zeros((4, 8), np.float32)

@@ -171,9 +171,9 @@ def quantize_weight(
   """
   axis = 2 if transposed else 1
   k = weight.shape[axis]
-  block = how.block or max(k, 1)
+  blocks = k // how.block if how.block and k else 1
   shape = list(weight.shape)
-  shape[axis : axis + 1] = [k // block, block]
+  shape[axis : axis + 1] = [blocks, k // blocks]
   q, scale = quantize(weight.reshape(shape), jnp.dtype(how.dtype), axis + 1)
   scale = scale.squeeze(axis + 1)
   return q.reshape(weight.shape), scale.swapaxes(1, 2) if transposed else scale
@@ -191,4 +191,4 @@ def dequantized_rows(x: jax.Array, dtype: np.dtype, block: int) -> jax.Array:
   for start in range(0, x.shape[1], block):
     q, scale = quantize(x[:, start : start + block], dtype, 1)
     parts.append(q.astype(jnp.float32) * scale)
-  return jnp.concatenate(parts, axis=1)
+  return jnp.concatenate(parts, axis=1) if parts else x.astype(jnp.float32)

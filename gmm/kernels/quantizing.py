@@ -29,8 +29,6 @@ from gmm.kernels.plan import Plan
 _ROWS = 32
 # Columns that are quantised together: those that the MXU takes at once.
 _COLUMNS = 256
-_TOGETHER = 64
-VARIANT = 1
 
 
 class Region(NamedTuple):
