@@ -80,14 +80,15 @@ def check_no_dtype(order: str, name: str, value: Any) -> None:
   """
   if value is None or isinstance(value, (bool, str, tuple, list)):
     return
+  if _rank(value) is not None:  # an array is not one, though jax converts it
+    return
   try:
     dtype = jnp.dtype(value)
   except (TypeError, ValueError):
     return
-  if _rank(value) is None:
-    raise TypeError(
-      f"`{name}` is {dtype.name}, which looks like a dtype; {_order(order)}"
-    )
+  raise TypeError(
+    f"`{name}` is {dtype.name}, which looks like a dtype; {_order(order)}"
+  )
 
 
 def _order(order: str) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -79,7 +80,8 @@ def parse(lhs: Any, rhs: Any, group_sizes: Any, numbers: Any) -> Dims:
     The Dims.
 
   Raises:
-    TypeError: `numbers` is something else, or an operand no array.
+    TypeError: `numbers` is something else, or an operand no array, or sizes
+      that are no integers.
     ValueError: `numbers` is none of the three forms, or does not fit the
       shapes.
   """
@@ -92,6 +94,8 @@ def parse(lhs: Any, rhs: Any, group_sizes: Any, numbers: Any) -> Dims:
   for name, x in arrays.items():
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
       raise TypeError(f"`{name}` is a {type(x).__name__}; want an array")
+  if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
+    raise TypeError(f"`group_sizes` is {group_sizes.dtype}; want integers")
   lhs_axes, rhs_axes = _checked_dot(lhs.shape, rhs.shape, numbers)
   form, lhs_axes, rhs_axes = _split(numbers, (lhs_axes, rhs_axes), rhs.shape)
   dims = Dims(form=form, shape=tuple(lhs.shape), lhs=lhs_axes, rhs=rhs_axes)

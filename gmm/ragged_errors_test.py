@@ -29,6 +29,12 @@ BAD = {
     {},
     "`precision` is float32, which looks like a dtype; the order is rag",
   ),
+  "offset_fourth": (
+    TypeError,
+    (LHS, RHS, SIZES, jnp.int32(0)),
+    {},
+    "`precision` is ",
+  ),
   "tiling_fifth": (
     TypeError,
     (LHS, RHS, SIZES, None, (128, 128, 128)),
@@ -145,6 +151,15 @@ BAD_GENERAL = {
     TypeError,
     {"dims": NN, "lhs": [[1.0]]},
     "`lhs` is a list; want an array",
+  ),
+  "sizes_of_floats": (  # which no product of this form reads
+    TypeError,
+    {
+      "dims": numbers(([1], [1]), ([0], [0]), ragged=0),
+      "rhs": LHS,
+      "group_sizes": SIZES.astype(np.float32),
+    },
+    "`group_sizes` is float32; want integers",
   ),
 }
 

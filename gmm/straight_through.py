@@ -127,8 +127,7 @@ def quantized_rows(
   if how.per == "channel" and axis == 1:
     return quantization.quantize(rows, dtype, 1)
   # Of canonical sizes no sum is too large for int32.
-  ends = jnp.minimum(jnp.cumsum(sizes), problem.m)
-  bounds = jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
+  bounds = jnp.pad(jnp.minimum(jnp.cumsum(sizes), problem.m), (1, 0))
   last = jnp.minimum(offset[0] + problem.g, problem.g_total)
   row = lax.broadcasted_iota(jnp.int32, (problem.m, 1), 0)
   local = (row >= bounds[offset[0]]) & (row < bounds[last])

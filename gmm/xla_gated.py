@@ -139,10 +139,7 @@ def local_rows(
     sizes: canonical group sizes, int32 [g_total].
     offset: canonical offset of the first local group, int32 [1].
   """
-  if not problem.g_total:
-    return jnp.zeros(problem.m, bool)
-  ends = jnp.minimum(jnp.cumsum(sizes), problem.m)
-  ends = jnp.concatenate([jnp.zeros_like(ends[:1]), ends])
+  ends = jnp.pad(jnp.minimum(jnp.cumsum(sizes), problem.m), (1, 0))
   first = ends[jnp.minimum(offset[0], problem.g_total)]
   last = ends[jnp.minimum(offset[0] + problem.g, problem.g_total)]
   rows = lax.iota(jnp.int32, problem.m)

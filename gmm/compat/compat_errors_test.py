@@ -113,6 +113,10 @@ def test_errors_of_lookups_and_tgmm():
     megablox.tgmm(LHS.T, OUT, SIZES, existing_out=RHS[:1])
   with pytest.raises(TypeError, match="looks like group_sizes.*order is tgmm"):
     megablox.tgmm(LHS.T, SIZES, OUT)
+  with pytest.raises(TypeError, match="`num_actual_groups` is an .* is tgmm"):
+    megablox.tgmm(LHS.T, OUT, SIZES, jnp.float32, TILES, 0, RHS)
+  with pytest.raises(TypeError, match="`num_actual_groups` is True; want"):
+    megablox.tgmm(LHS.T, OUT, SIZES, num_actual_groups=True)
 
 
 @pytest.mark.parametrize(

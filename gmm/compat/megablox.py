@@ -153,6 +153,14 @@ def tgmm(  # noqa: PLR0917
     (num_actual_groups,) = check_pieces.shape_of(
       "group_sizes", group_sizes, "[g_total]"
     )
+  elif getattr(num_actual_groups, "shape", ()):
+    raise TypeError(
+      f"`num_actual_groups` is an array {list(num_actual_groups.shape)}; want "
+      f"an int; the order is {_TGMM}"
+    )
+  num_actual_groups = check_pieces.index_of(
+    "num_actual_groups", num_actual_groups
+  )
   lhs, wanted, summed = jnp.swapaxes(lhs, 0, 1), preferred_element_type, None
   if existing_out is not None:
     problem = checks.tgmm_problem(
