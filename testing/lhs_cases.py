@@ -24,9 +24,9 @@ PROGRAMS: Mapping[str, dict[str, Any]] = {
   "given-e4m3-tensor-T": {"dtypes": "e4m3", "scale_blocks": 2, "k": 256}
   | {"n": 72, "lhs_scale": "tensor", "bias": True, "existing_out": True, **_T}
   | {"chip": "tpu7x"},
-  # One scale for each row.
+  # One scale for each row, however k is to be cut.
   "to-i8": {"dtypes": "bf16_i8", "lhs_quantization": "int8", "k": 256, "n": 136}
-  | {"scale_blocks": 1, "bias": True},
+  | {"scale_blocks": 1, "bias": True, "tiling": _TILES},
   # Blocks that start and end within a register.
   "to-i8-blocks-T": {"dtypes": "f32_i8", "k": 264, "n": 72, "scale_blocks": 2}
   | {"lhs_quantization": "int8", "existing_out": True, **_T},

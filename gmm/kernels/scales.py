@@ -60,8 +60,8 @@ def unit(problem: Problem, axis: str) -> int:
   """What tiles of axis "k" or "n" are multiples of: lanes and whole blocks."""
   size = problem.k if axis == "k" else problem.n
   if axis == "k" and problem.lhs_quantization:
-    block = problem.lhs_block
-    return LANES if block >= size else math.lcm(LANES, block)
+    # Nor is one block cut: its scale is that of the whole row.
+    return math.lcm(LANES, min(problem.lhs_block, round_up(size, LANES)))
   blocked = problem.scale_block and problem.scale_axis == axis
   if not blocked or problem.scale_block >= size:
     return LANES
