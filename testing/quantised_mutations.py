@@ -55,8 +55,8 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="blocks_of_a_weight_not_asked_for",
     file="quantization.py",
-    old="  block = how.block or max(k, 1)\n",
-    new="  block = max(k, 1)\n",
+    old="  blocks = k // how.block if how.block and k else 1\n",
+    new="  blocks = 1\n",
     cases=("way:i4-e4m3_channel",),
   ),
 )
