@@ -46,4 +46,9 @@ def test_every_case_has_room_for_errors_and_no_more():
       assert np.all(np.isfinite(want.bound)), (case.name, name)
       assert np.all(want.bound >= 0)
       largest = np.max(np.abs(want.value), initial=0)
-      assert np.median(want.bound) <= 0.05 * largest + 1e-30, (case.name, name)
+      # A weight of small blocks is rounded with its scales: gate and up are off
+      # by that much more, and their gradients by as much times each other.
+      one = case.case
+      rounds_weight = one.scale_blocks and one.k < 128 * one.scale_blocks
+      most = 0.35 if rounds_weight else 0.05
+      assert np.median(want.bound) <= most * largest + 1e-30, (case.name, name)
