@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from testing import gated_cases, gated_tolerance
+from testing import gated_cases, gated_tolerance, tolerance
 
 GATES = np.linspace(-12, 12, 48_001)
 
@@ -46,9 +46,9 @@ def test_every_case_has_room_for_errors_and_no_more():
       assert np.all(np.isfinite(want.bound)), (case.name, name)
       assert np.all(want.bound >= 0)
       largest = np.max(np.abs(want.value), initial=0)
-      # A weight of small blocks is rounded with its scales: gate and up are off
-      # by that much more, and their gradients by as much times each other.
-      one = case.case
-      rounds_weight = one.scale_blocks and one.k < 128 * one.scale_blocks
-      most = 0.35 if rounds_weight else 0.05
+      # Of a weight that is rounded with its scales, gate and up are off by as
+      # much, and their gradients by that times each other. How much comes of
+      # it no rule says: this guards against bounds that check nothing.
+      carried = tolerance.has_small_blocks(case.case) and name != "out"
+      most = 0.35 if carried else 0.05
       assert np.median(want.bound) <= most * largest + 1e-30, (case.name, name)

@@ -197,6 +197,11 @@ def eps_of(
   }
 
 
+def has_small_blocks(case: Case) -> bool:
+  """Whether the weight may be rounded with its scales, forward too."""
+  return 0 < case.k < _LEAST_BLOCK * case.scale_blocks
+
+
 def scaling_eps(
   case: Case, operands: tuple[np.dtype, np.dtype], name: str, *, on_tpu: bool
 ) -> float:
@@ -207,8 +212,8 @@ def scaling_eps(
   XLA scales the weight, in float32, which a TPU multiplies as bfloat16.
   """
   compute = config_lib.compute_dtype(*map(jnp.dtype, operands))
-  small = case.scale_blocks and case.k < _LEAST_BLOCK * case.scale_blocks
-  if (name == "dlhs" or small) and compute != jnp.float32:
+  rounds = name == "dlhs" or has_small_blocks(case)
+  if rounds and compute != jnp.float32:
     return _BF16_EPS + on_tpu * 2 * _BF16_EPS
   return on_tpu * 2 * _BF16_EPS
 
