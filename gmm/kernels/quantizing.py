@@ -12,6 +12,7 @@ own in the scratch, which is zero around it.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -112,20 +113,17 @@ def _masked(tile: scales.Tile, region: Region, columns: pl.Slice) -> jax.Array:
 
 def _largest(tile: scales.Tile, region: Region) -> jax.Array:
   """The largest magnitude of each row, float32 [rows, 1]."""
-  most, size, first = None, region.columns.size, region.columns.start
-  whole = size // LANES * LANES
-  for start in range(0, whole, LANES):
-    part = jnp.abs(_masked(tile, region, pl.ds(first + start, LANES)))
-    most = part if most is None else jnp.maximum(most, part)
-  found = []
-  if most is not None:
-    found.append(most)
-  if whole < size:
-    found.append(
-      jnp.abs(_masked(tile, region, pl.ds(first + whole, size - whole)))
-    )
-  found = [jnp.max(x.astype(np.float32), axis=1, keepdims=True) for x in found]
-  return found[0] if len(found) == 1 else jnp.maximum(*found)
+  found: dict[int, jax.Array] = {}  # by width: all alike, but for the last
+  size, first = region.columns.size, region.columns.start
+  for start in range(0, size, _COLUMNS):
+    count = min(_COLUMNS, size - start)
+    part = jnp.abs(_masked(tile, region, pl.ds(first + start, count)))
+    before = found.get(count)
+    found[count] = part if before is None else jnp.maximum(before, part)
+  most = [
+    jnp.max(x.astype(np.float32), axis=1, keepdims=True) for x in found.values()
+  ]
+  return functools.reduce(jnp.maximum, most)
 
 
 def product(
