@@ -30,6 +30,10 @@ from gmm.kernels.plan import Plan
 _ROWS = 32
 # Columns that are quantised together: those that the MXU takes at once.
 _COLUMNS = 256
+# Columns whose magnitudes are compared at a time: a load of bfloat16 brings
+# those of two registers, of half of the rows. On tpu7x that gains nothing.
+_COMPARED = 256
+_COMPARED_ON = {"tpu7x": LANES}
 
 
 class Region(NamedTuple):
@@ -115,8 +119,9 @@ def _largest(tile: scales.Tile, region: Region) -> jax.Array:
   """The largest magnitude of each row, float32 [rows, 1]."""
   found: dict[int, jax.Array] = {}  # by width: all alike, but for the last
   size, first = region.columns.size, region.columns.start
-  for start in range(0, size, _COLUMNS):
-    count = min(_COLUMNS, size - start)
+  width = _COMPARED_ON.get(tile.plan.chip.name, _COMPARED)
+  for start in range(0, size, width):
+    count = min(width, size - start)
     part = jnp.abs(_masked(tile, region, pl.ds(first + start, count)))
     before = found.get(count)
     found[count] = part if before is None else jnp.maximum(before, part)
