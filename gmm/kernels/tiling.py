@@ -32,6 +32,9 @@ ENOUGH_CYCLES = {
   ("tgmm", "v6e"): 4600,
   ("tgmm", "tpu7x"): 7500,
 }
+# Likewise where lhs is quantised before each product: nothing is multiplied
+# meanwhile, the less the longer its other work.
+ENOUGH_CYCLES_QUANTISING = {"tpu7x": 3000}
 MOST_CHUNKS = 4
 MOST_BUNDLES = 32_000
 # Cycles of the MXU above which a product is worked off in parts: the compiler
@@ -111,7 +114,7 @@ def _choose(problem: Problem, chip: ChipSpec) -> Plan:
   # A rough price for all, and the model of docs/model.md for the best of them.
   fitting.sort(key=_with_vmem(cost_seconds))
   likely = sorted(fitting[:MODELLED], key=_with_vmem(_modelled_seconds))
-  if (problem.kind, chip.name) in ENOUGH_CYCLES:
+  if _enough_cycles(problem, chip):
     likely = [p for plan in likely[:RUNS_TRIED] for p in _with_any_run(plan)]
   price = _with_vmem(_modelled_seconds)
   best = min(likely, key=lambda plan: price(plan) * (1 + 0.002 * plan.run))
@@ -252,9 +255,17 @@ def _chunk(problem: Problem, chip: ChipSpec, tile_m: int, block: int) -> int:
   return chunk
 
 
+def _enough_cycles(problem: Problem, chip: ChipSpec) -> int:
+  """Cycles of the MXU that a product should take, or 0 for any number."""
+  cycles = ENOUGH_CYCLES.get((problem.kind, chip.name), 0)
+  if problem.lhs_quantization:
+    cycles = max(cycles, ENOUGH_CYCLES_QUANTISING.get(chip.name, 0))
+  return cycles
+
+
 def _run(plan: Plan) -> int:
   """How many chunks one product takes: enough to keep the MXU busy."""
-  enough = ENOUGH_CYCLES.get((plan.problem.kind, plan.chip.name), 0)
+  enough = _enough_cycles(plan.problem, plan.chip)
   twin = pairs.twin(plan)
   wanted = cdiv(enough, steps.mxu_cycles(twin, plan.chunk, twin.tile_k))
   run = max(1, min(wanted, MOST_CHUNKS, plan.tile_m // plan.chunk))
