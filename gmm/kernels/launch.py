@@ -15,9 +15,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from gmm import varying
 from gmm.config import PACKED, Problem, bits
-from gmm.kernels import float8, pairs, small_blocks
+from gmm.kernels import float8, pairs, small_blocks, turning
 from gmm.kernels.grid import LANES, round_up
-from gmm.kernels.plan import FEW_ROWS, Plan
+from gmm.kernels.plan import Plan
 
 # Products of 8-bit integers that float32 adds up exactly: 2**24 / 2**14.
 EXACT_INT8_TERMS = 1024
@@ -181,8 +181,10 @@ def dot(
   """
   compute = plan.compute_dtype
   integers = all(jnp.issubdtype(x.dtype, jnp.integer) for x in (lhs, rhs))
-  if contract == (1, 1) and _turns(plan, lhs, rhs):
-    rhs, contract = _transposed_bytes(rhs), (1, 0)
+  if contract == (1, 1) and turning.turns_weight(plan, lhs, rhs):
+    rhs, contract = turning.transposed_bytes(rhs), (1, 0)
+  if contract == (0, 0) and turning.turns_words(plan, lhs, rhs):
+    (lhs, rhs), contract = turning.transposed_words(lhs, rhs), (1, 0)
   if contract == (1, 1) and rhs.shape[0] == 1:
     # The compiler makes a multiply and a sum of this one, in float32 only.
     compute = np.dtype(np.float32)
@@ -223,18 +225,6 @@ def dot(
 
 def _is_float8(dtype: np.dtype) -> bool:
   return dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.floating)
-
-
-def _turns(plan: Plan, lhs: jax.Array, rhs: jax.Array) -> bool:
-  few = plan.turns_weight and lhs.shape[0] <= FEW_ROWS + plan.block
-  whole = not any(size % LANES for size in rhs.shape)
-  return few and whole and rhs.dtype == np.int8
-
-
-def _transposed_bytes(x: jax.Array) -> jax.Array:
-  """int8 transposed as 8 bits each; as integers they would be widened first."""
-  x = lax.bitcast_convert_type(x, jnp.float8_e5m2).T
-  return lax.bitcast_convert_type(x, np.int8)
 
 
 def pieces(size: int, piece: int, start: Any = 0) -> list[pl.Slice]:
