@@ -42,7 +42,7 @@ MOST_BUNDLES = 32_000
 # the rows that stay in registers are long.
 MOST_CYCLES = 9000
 MOST_CYCLES_OF_LONG_ROWS = 4000
-LONG_ROW = 3072
+LONG_ROW_BYTES = 6144
 # Most columns of lhs in a part of tgmm's product: more are loaded again for
 # each piece of dout. (On v6e the MXU's cycles hide that.)
 MOST_PART_K = {"tpu7x": 1536}
@@ -151,7 +151,9 @@ def _with_run(plan: Plan, run: int) -> Plan:
     size, unit = plan.tile_k, LANES
   twin = pairs.twin(plan)
   cycles = steps.mxu_cycles(twin, run * plan.chunk, twin.tile_k)
-  is_long = plan.problem.kind == "gmm" and plan.tile_k > LONG_ROW
+  # Wider values than of 16 bits are multiplied in parts of 16.
+  row_bytes = plan.tile_k * min(plan.compute_dtype.itemsize, 2)
+  is_long = plan.problem.kind == "gmm" and row_bytes > LONG_ROW_BYTES
   least = cdiv(cycles, MOST_CYCLES_OF_LONG_ROWS if is_long else MOST_CYCLES)
   if plan.problem.kind == "tgmm" and run > 1 and plan.chip.name in MOST_PART_K:
     least = max(least, cdiv(plan.tile_k, MOST_PART_K[plan.chip.name]))
