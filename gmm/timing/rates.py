@@ -111,7 +111,7 @@ _CODE: dict[tuple[str, str], CodeLike] = {
 }
 
 
-# Fitted to schedules of products of 128 to 1,024 rows, within 8% of each: of
+# Fitted to schedules of products of 128 to 1,024 rows, within 10% of each: of
 # int8 on v5e, v5p and v6e, of float8_e4m3fn on tpu7x.
 _QUANTISING = Quantising(product=165, share=1.0, lhs=0.9, result=0.33)
 _QUANTISING_ON = {
