@@ -24,15 +24,15 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax.numpy as jnp
-
-from gmm import aot, config
-from gmm.aot import operands
+from gmm import aot
 from gmm.kernels import chip as chips
 from testing import peers, workloads
 from testing.workloads import Workload
 from tools import flags, published
-from tools.report import collect, page, terminal
+from tools.report import collect, operand_flags, page, request, terminal
+
+# What the training step whose copies are counted does not have.
+_NOT_OF_A_STEP = ("rhs_dtype", "lhs_quantization", "lhs_scale", "dout_scale")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,26 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     "gemma4-26b",
   )
   flags.add_shape(parser)
-  add("--mode", choices=collect.MODES, nargs="+", default=None)
-  add("--dtype", default="bfloat16", help="of the operands")
-  add(
-    "--rhs_dtype",
-    help="of the weight alone, int8 for one (int32: eight int4 along "
-    "--scale_axis): products nn and nt, no step's copies",
-  )
-  add(
-    "--scale_block",
-    metavar="N",
-    help="elements of such a weight that share a scale; default: all that are "
-    "contracted",
-  )
-  add(
-    "--scale_axis",
-    choices=operands.AXES,
-    default="k",
-    help="of the weight [g, k, n], that it is quantised along; k: nn is the "
-    "forward product, n: nt is",
-  )
+  add("--mode", choices=request.MODES, nargs="+", default=None)
+  operand_flags.add(parser)
   add("--group_sizes", metavar="FILE.npy", help="integers [g] of your own")
   add("--out", default="aot_report", help="folder for the JSON and the page")
   add("--no_copies", action="store_true", help="leave out the weights' copies")
@@ -104,18 +86,17 @@ def _report(arguments: argparse.Namespace) -> int:
   for name in names:
     chips.resolve(name)
   title, shapes = _shapes(arguments)
-  _check_dtype("dtype", arguments.dtype)
-  weight, modes = _weight(arguments), _modes(arguments)
+  operands = operand_flags.operands_of(arguments)
+  modes = operand_flags.modes_of(arguments, operands)
   out = _writable(arguments.out)
   report = collect.header(title, names)
   requests = [
-    collect.Request(
+    request.Request(
       chip=name,
       workload=shape,
       mode=mode,
-      dtype=arguments.dtype,
-      **weight,
       group_sizes=_group_sizes(arguments, shape),
+      **operands,
     )
     for name in names
     for shape in shapes
@@ -123,7 +104,8 @@ def _report(arguments: argparse.Namespace) -> int:
   ]
   report["products"] = _products(requests)
   refused = []
-  if not arguments.no_copies and arguments.rhs_dtype is None:
+  of_a_step = all(operands.get(name) is None for name in _NOT_OF_A_STEP)
+  if of_a_step and not arguments.no_copies:
     try:
       report["copies"] = _copies(shapes[0], names[0], arguments.dtype)
     except aot.CompileError as error:
@@ -161,47 +143,6 @@ def _shapes(
   return model, workloads.of_model(model)
 
 
-def _weight(arguments: argparse.Namespace) -> dict[str, Any]:
-  """What the flags say of a weight of its own format."""
-  rhs_dtype, block = arguments.rhs_dtype, arguments.scale_block
-  if rhs_dtype is None:
-    if block is not None or arguments.scale_axis != "k":
-      raise ValueError("--scale_block and --scale_axis go with --rhs_dtype")
-    return {}
-  _check_dtype("rhs_dtype", rhs_dtype)
-  known = (*config.QUANTIZED, "int32")
-  if rhs_dtype not in known:
-    raise ValueError(
-      f"`rhs_dtype` is {rhs_dtype!r}; want one of {', '.join(known)}"
-    )
-  if block is None:
-    block = collect.CHANNEL
-  elif not block.isdigit() or not int(block):
-    raise ValueError(f"`scale_block` is {block!r}; want a positive integer")
-  else:
-    block = int(block)
-  return {
-    "rhs_dtype": rhs_dtype,
-    "scale_block": block,
-    "scale_axis": arguments.scale_axis,
-  }
-
-
-def _modes(arguments: argparse.Namespace) -> tuple[str, ...]:
-  if arguments.mode:
-    return tuple(dict.fromkeys(arguments.mode))
-  return collect.MODES if arguments.rhs_dtype is None else ("nn", "nt")
-
-
-def _check_dtype(argument: str, name: str) -> None:
-  try:
-    jnp.dtype(name)
-  except TypeError:
-    raise ValueError(
-      f"`{argument}` is {name!r}, which is no dtype; bfloat16 is one"
-    ) from None
-
-
 def _group_sizes(arguments: argparse.Namespace, shape: Workload) -> Any:
   if arguments.group_sizes is None:
     return None
@@ -209,7 +150,7 @@ def _group_sizes(arguments: argparse.Namespace, shape: Workload) -> Any:
   return collect.checked_group_sizes(str(path), shape.m, shape.g)
 
 
-def _products(requests: Sequence[collect.Request]) -> list[dict[str, Any]]:
+def _products(requests: Sequence[request.Request]) -> list[dict[str, Any]]:
   found = []
   with aot.scheduler() as compile_program:
     for i, request in enumerate(requests):

@@ -9,7 +9,7 @@ import pytest
 from gmm import aot
 from testing import peers, workloads
 from tools import aot_report
-from tools.report import collect
+from tools.report import collect, values
 
 OWN = ["--m", "512", "--g", "4", "--k", "256", "--n", "128"]
 
@@ -67,6 +67,57 @@ def test_a_weight_of_its_own_format(capsys, tmp_path):
     assert 0 < product["estimates"]["equal"]["dma_share"] <= 1
     assert f"{product['mode']} bfloat16 x int8 / 128" in out
   assert "bfloat16 x int8 / 128" in (tmp_path / "report.html").read_text()
+
+
+def test_an_lhs_that_is_quantised(capsys, tmp_path):
+  flags = ["--rhs_dtype", "int8", "--lhs_quantization", "int8"]
+  status, out, err = run(capsys, *OWN, *flags, "--out", str(tmp_path))
+  assert status == 0, err
+  report = json.loads((tmp_path / "report.json").read_text())
+  (product,) = report["products"]
+  assert (product["mode"], product["lhs_quantization"]) == ("nn", "int8")
+  assert not product["peers"]
+  assert report["copies"] is None
+  moved = 512 * 256 * 2 + 512 * 128 * 2 + 4 * 256 * 128 + 4 * 128 * 4
+  assert product["roofline"]["bytes"] == moved
+  assert product["estimates"]["equal"]["mxu_seconds"] > 0
+  assert {arm["vmatmuls"] > 0 for arm in product["arms"]} == {True}
+  said = "bfloat16 as int8 x int8 / 256"
+  assert f"nn {said}" in out
+  assert said in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+  ("flags", "modes", "said"),
+  [
+    (["--lhs_scale", "row"], ("nn", "nt"), "int8 / row x int8"),
+    (["--lhs_scale", "tensor"], ("nn", "nt", "tn"), "int8 / tensor x int8"),
+    (["--lhs_scale", "channel"], ("tn",), "int8 / channel x int8"),
+    (["--dout_scale", "tensor"], ("tn",), "int8 x int8 / tensor"),
+    (
+      ["--lhs_scale", "row", "--rhs_dtype", "int4", "--mode", "nt"],
+      ("nt",),
+      "int8 / row x int4 / 256",
+    ),
+    (
+      ["--dout_scale", "channel", "--rhs_dtype", "float8_e5m2"],
+      ("tn",),
+      "int8 x float8_e5m2 / channel",
+    ),
+  ],
+)
+def test_scales_of_the_operands(
+  flags, modes, said, capsys, tmp_path, monkeypatch
+):
+  asked = []
+  monkeypatch.setattr(aot_report, "_products", lambda r: asked.extend(r) or [])
+  flags = [*OWN, "--dtype", "int8", *flags, "--out", str(tmp_path)]
+  status, _, err = run(capsys, *flags)
+  assert status == 0, err
+  assert tuple(r.mode for r in asked) == modes
+  for r in asked:
+    assert values.formats(r.operands) == said
+    assert not r.is_plain
 
 
 def test_all_of_a_decode_step(capsys, tmp_path, monkeypatch):
@@ -140,6 +191,24 @@ def test_what_the_compiler_refuses_is_one_line(capsys, tmp_path, monkeypatch):
     (["--rhs_dtype", "bfloat16"], "`rhs_dtype` is 'bfloat16'; want one of"),
     (["--scale_block", "8"], "--scale_block and --scale_axis go with"),
     (["--rhs_dtype", "int8", "--scale_block", "x"], "`scale_block` is 'x'"),
+    (["--lhs_quantization", "int8"], "`rhs` is bfloat16, and no matrix unit"),
+    (["--lhs_scale", "row"], "`lhs_scale` is given but `lhs` is bfloat16"),
+    (["--dout_scale", "tensor"], "`dout_scale` is given but `dout` is b"),
+    (
+      ["--dtype", "int8", "--lhs_scale", "row", "--mode", "tn"],
+      "`lhs_scale` is 'row' in mode 'tn'; want None or one of tensor, channel",
+    ),
+    (
+      ["--lhs_scale", "row", "--dout_scale", "tensor"],
+      "`dout_scale` is 'tensor' but mode 'nn' takes none",
+    ),
+    (
+      [
+        *("--rhs_dtype", "int8", "--lhs_quantization", "int8"),
+        *("--mode", "nt"),
+      ],
+      "`lhs_quantization` with backward=True",
+    ),
     ([*OWN, "--out", "/proc/nowhere"], "/proc/nowhere' cannot be written to"),
   ],
 )

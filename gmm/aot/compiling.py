@@ -9,11 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gmm import kernels
-from gmm.aot import placing
-from gmm.aot.operands import Weight
-
-MODES = ("nn", "nt", "tn", "tn_t")
+from gmm.aot import calls, placing
 
 
 class CompileError(RuntimeError):
@@ -109,6 +105,9 @@ def product(
   rhs_dtype: Any = None,
   scale_block: int | None = None,
   scale_axis: str = "k",
+  lhs_quantization: Any = None,
+  lhs_scale: str | None = None,
+  dout_scale: str | None = None,
   chip: str = "v6e",
   **options: Any,
 ) -> Product:
@@ -130,57 +129,49 @@ def product(
     scale_axis: "k" or "n", of the weight: "k" for a forward nn and its
       gradient nt; "n" for a forward nt, whose weight is stored transposed, and
       its gradient nn.
+    lhs_quantization: nn and nt: the format that the kernel quantises the first
+      operand to: "int8", "float8_e4m3fn" or "float8_e5m2", as the weight's.
+    lhs_scale: scales that a first operand of such a format comes with: "tensor"
+      for one; nn and nt: "row" for [m, 1]; tn: "channel" for [1, k].
+    dout_scale: tn: those of the second one: "tensor", or "channel" for [1, n].
     chip: the TPU to choose tiles for.
     **options: of `kernels.gmm_v2` or `kernels.tgmm_v2`.
 
   Returns:
-    The function and its specs: both operands, group_sizes int32 [g] and, with
-    a `scale_block`, the scales float32.
+    The function and its specs: both operands, group_sizes int32 [g] and, where
+    there are some, the scales float32: the weight's, lhs's, dout's.
 
   Raises:
     ValueError: an unknown mode or axis, a `scale_block` that does not divide
-      the weight, or one without a weight.
-    TypeError: `rhs_dtype` or `scale_block` is of a wrong type.
+      the weight, or what the mode does not have.
+    TypeError: formats that do not go together, or an argument of a wrong type.
+    NotImplementedError: a valid request that no kernel serves.
   """
-  if mode not in MODES:
-    raise ValueError(f"`mode` is {mode!r}; want one of {MODES}")
-  options = {"chip": chip, **options}
-  rhs_dtype = dtype if rhs_dtype is None else rhs_dtype
-  weight = Weight.of(rhs_dtype, scale_block, scale_axis)
-  sizes = spec((g,), jnp.int32)
-  if mode in ("nn", "nt"):
-    fn = functools.partial(
-      _gmm,
-      transpose_rhs=mode == "nt",
-      backward=weight.is_backward(mode),
-      **options,
-    )
-    columns = k if mode == "nn" else n
-    scale = weight.scale(g, k, n)
-    scales = () if scale is None else (scale,)
-    rhs = weight.rhs(g, k, n)
-    return Product(fn, (spec((m, columns), dtype), rhs, sizes, *scales))
-  check_unscaled(mode, scale_block)
-  fn = functools.partial(
-    kernels.tgmm_v2, num_groups=g, transpose_out=mode == "tn_t", **options
+  operands = calls.Operands(
+    dtype=dtype,
+    rhs_dtype=rhs_dtype,
+    scale_block=scale_block,
+    scale_axis=scale_axis,
+    lhs_quantization=lhs_quantization,
+    lhs_scale=lhs_scale,
+    dout_scale=dout_scale,
   )
-  return Product(fn, (spec((m, k), dtype), spec((m, n), rhs_dtype), sizes))
+  shape = {"m": m, "g": g, "k": k, "n": n}
+  call = calls.call(mode, shape, operands)
+  results = ("preferred_element_type", "precision")
+  call.problem(**{name: options[name] for name in results if name in options})
+  names = tuple(call.arrays)
+  fn = functools.partial(
+    _named, call.kernel, names, **call.options, chip=chip, **options
+  )
+  return Product(fn, tuple(call.arrays.values()))
 
 
-def _gmm(
-  lhs: jax.Array,
-  rhs: jax.Array,
-  sizes: jax.Array,
-  scale: jax.Array | None = None,
+def _named(
+  kernel: Callable[..., Any],
+  names: tuple[str, ...],
+  *arrays: jax.Array,
   **options: Any,
-) -> jax.Array:
-  return kernels.gmm_v2(lhs, rhs, sizes, rhs_scale=scale, **options)
-
-
-def check_unscaled(mode: str, scale_block: int | None) -> None:
-  """Raises ValueError for scales in a mode that has no weight to scale."""
-  if scale_block is not None:
-    raise ValueError(
-      f"`scale_block` is {scale_block} but mode {mode!r} takes no weight; want "
-      "None, or mode nn or nt"
-    )
+) -> Any:
+  """Calls a kernel with arrays in the order of their names."""
+  return kernel(**dict(zip(names, arrays, strict=True)), **options)

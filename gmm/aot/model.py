@@ -7,12 +7,11 @@ import operator
 import re
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from gmm import checks, config
-from gmm.aot import compiling
-from gmm.aot.operands import Weight
+from gmm.aot import calls
+from gmm.aot.calls import MODES as MODES
 from gmm.kernels import chip as chips
 from gmm.kernels import launch
 from gmm.kernels import tiling as tiles_lib
@@ -24,7 +23,6 @@ from gmm.timing import visits as visits_lib
 if TYPE_CHECKING:
   from gmm.aot.scheduling import Schedule
 
-MODES = ("nn", "nt", "tn", "tn_t")
 _NAME = re.compile(
   r"^(t?gmm_v2-\w+)-g_\d+-m_\d+(-k_\d+-n_\d+-tm_\d+-tk_\d+-tn_\d+)"
 )
@@ -61,7 +59,7 @@ class Roofline:
     dma_share: what dma_bytes take at the rate that copies reach, which is 0.9
       of the peak, / seconds: near 1 where nothing but memory holds it up.
     from_schedule: whether a compiled schedule is behind the estimate; else it
-      counts MXU cycles only.
+      counts MXU cycles only, and about what quantising lhs takes.
   """
 
   mode: str
@@ -97,16 +95,13 @@ def roofline(
   g: int,
   k: int,
   n: int,
-  dtype: Any = "bfloat16",
-  rhs_dtype: Any = None,
-  scale_block: int | None = None,
-  scale_axis: str = "k",
   chip: str = "v6e",
   group_sizes: Any = None,
   tiling: tuple[int, int, int] | None = None,
   schedule: Schedule | None = None,
   out_dtype: Any = None,
   precision: Any = None,
+  **operands: Any,
 ) -> Roofline:
   """Says what bounds one product on a chip, and estimates its time.
 
@@ -123,10 +118,6 @@ def roofline(
     g: groups.
     k: of the weight [g, k, n], in all modes.
     n: of the weight, likewise.
-    dtype: of the first operand, and of both if `rhs_dtype` is None.
-    rhs_dtype: of the second one, as in `product`.
-    scale_block: as in `product`: the weight comes with scales.
-    scale_axis: as in `product`.
     chip: a key of `kernels.chip.CHIPS`.
     group_sizes: None for equal ones, the name of a pattern ("equal", "mean+-1",
       "skew", "zipf"), or integers [g], known on the host.
@@ -136,6 +127,9 @@ def roofline(
       takes; None counts MXU cycles only.
     out_dtype: of the result; None as the kernels choose.
     precision: for float32 operands, as the kernels take it.
+    **operands: what they are, as in `product`: `dtype` (bfloat16), `rhs_dtype`,
+      `scale_block`, `scale_axis`, `lhs_quantization`, `lhs_scale` and
+      `dout_scale`.
 
   Raises:
     ValueError: an unknown mode or chip, sizes below 1, group sizes that are
@@ -150,20 +144,18 @@ def roofline(
     g=g,
     k=k,
     n=n,
-    dtype=dtype,
-    rhs_dtype=rhs_dtype,
-    scale_block=scale_block,
-    scale_axis=scale_axis,
     chip=chip,
     tiling=tiling,
     out_dtype=out_dtype,
     precision=precision,
+    **operands,
   )
   if schedule is not None:
     _check_schedule(plan, schedule)
   sizes = visits_lib.checked_sizes(group_sizes, m, g)
   visits = visits_lib.visits(plan, sizes)
-  parts = estimates.estimate(plan, visits, schedule)
+  like = rates_lib.no_code_like(plan.chip.name)
+  parts = estimates.estimate(plan, visits, schedule, like=like)
   return Roofline(
     mode=mode,
     chip=plan.chip.name,
@@ -187,30 +179,21 @@ def plan_for(
   g: int,
   k: int,
   n: int,
-  dtype: Any = "bfloat16",
-  rhs_dtype: Any = None,
-  scale_block: int | None = None,
-  scale_axis: str = "k",
   chip: str = "v6e",
   tiling: tuple[int, int, int] | None = None,
   out_dtype: Any = None,
   precision: Any = None,
+  **operands: Any,
 ) -> Plan:
   """Returns the kernel's plan for a product; arguments as of `roofline`."""
   spec = chips.resolve(chip)
   shape = _checked_shape(m=m, g=g, k=k, n=n)
-  if mode not in MODES:
-    raise ValueError(f"`mode` is {mode!r}; want one of {', '.join(MODES)}")
   tiling = config.checked_tiling("tiling", tiling)
+  call = calls.call(mode, shape, calls.Operands(**operands))
   if mode == "tn_t" and tiling is not None:
     tiling = (tiling[0], tiling[2], tiling[1])
-  options = {"preferred_element_type": out_dtype, "precision": precision}
-  dtype = _checked_dtype(dtype)
-  weight = Weight.of(
-    dtype if rhs_dtype is None else rhs_dtype, scale_block, scale_axis
-  )
-  problem = _problem(mode, shape, (dtype, weight), options)
-  checks.check_pallas_dtypes(problem)
+  problem = call.problem(preferred_element_type=out_dtype, precision=precision)
+  checks.check_pallas_dtypes(problem, spec)
   return tiles_lib.make_plan(problem, spec, tiling)
 
 
@@ -226,43 +209,6 @@ def _checked_shape(**sizes: Any) -> dict[str, int]:
     if not 1 <= checked[name] < 2**31:
       raise ValueError(f"`{name}` is {value}; want 1 to 2**31 - 1")
   return checked
-
-
-def _checked_dtype(dtype: Any) -> np.dtype:
-  try:
-    return jnp.dtype(dtype)
-  except TypeError:
-    raise TypeError(f"`dtype` is {dtype!r}, which is no dtype") from None
-
-
-def _problem(
-  mode: str,
-  shape: dict[str, int],
-  operands: tuple[np.dtype, Weight],
-  options: dict[str, Any],
-) -> config.Problem:
-  """The call that computes the product, as the kernels see it."""
-  m, g, k, n = (shape[name] for name in "mgkn")
-  dtype, weight = operands
-  sizes = compiling.spec((g,), jnp.int32)
-  if mode in ("nn", "nt"):
-    return checks.gmm_problem(
-      compiling.spec((m, k if mode == "nn" else n), dtype),
-      weight.rhs(g, k, n),
-      sizes,
-      transpose_rhs=mode == "nt",
-      rhs_scale=weight.scale(g, k, n),
-      backward=weight.is_backward(mode),
-      **options,
-    )
-  compiling.check_unscaled(mode, weight.scale_block)
-  arrays = [
-    compiling.spec((m, k), dtype),
-    compiling.spec((m, n), weight.dtype),
-  ]
-  # A transposed result comes of the same kernel, its operands exchanged.
-  lhs, dout = arrays if mode == "tn" else arrays[::-1]
-  return checks.tgmm_problem(lhs, dout, sizes, num_groups=g, **options)
 
 
 def _check_schedule(plan: Plan, schedule: Schedule) -> None:
@@ -330,13 +276,15 @@ def _bounds(
 def _useful_bytes(problem: config.Problem, visits: visits_lib.Visits) -> int:
   """Rows in groups, weights of groups with rows, and the whole result.
 
-  Weights as they are stored, and with their scales.
+  All as it is stored, and with its scales.
   """
   rows, weight = int(visits.own_rows.sum()), problem.k * problem.n
   lhs = rows * problem.k * problem.lhs_dtype.itemsize
   if problem.kind == "tgmm":
     rhs = rows * problem.n * problem.rhs_dtype.itemsize
+    rhs += 4 * (problem.lhs_scales + problem.dout_scales)
     return lhs + rhs + problem.g * weight * problem.out_dtype.itemsize
+  lhs += 4 * min(rows, problem.lhs_scales)
   groups = len(np.unique(visits.group))
   rhs = groups * weight * config.bits(problem.rhs_dtype) // 8
   if problem.scale_block:

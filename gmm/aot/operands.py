@@ -42,10 +42,7 @@ class Weight:
       raise ValueError(
         f"`scale_axis` is {scale_axis!r}; want one of {', '.join(AXES)}"
       )
-    try:
-      dtype = jnp.dtype(dtype)
-    except TypeError:
-      raise TypeError(f"`rhs_dtype` is {dtype!r}, which is no dtype") from None
+    dtype = checked_dtype("rhs_dtype", dtype)
     if scale_block is not None:
       scale_block = _block(scale_block)
     return cls(dtype=dtype, scale_block=scale_block, axis=scale_axis)
@@ -86,6 +83,18 @@ class Weight:
       )
     shape = (g, size // self.scale_block, other)
     return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def checked_dtype(name: str, dtype: Any) -> np.dtype:
+  """Returns `dtype` as one.
+
+  Raises:
+    TypeError: it is none; names `name`.
+  """
+  try:
+    return jnp.dtype(dtype)
+  except TypeError:
+    raise TypeError(f"`{name}` is {dtype!r}, which is no dtype") from None
 
 
 def _block(value: Any) -> int:

@@ -84,6 +84,13 @@ def vmem_bytes(plan: Plan) -> int:
   )
 
 
+def hbm_bytes(plan: Plan) -> int:
+  """Bytes of the scales, as `arrays` lays them out: each core reads them."""
+  there = plan.problem.lhs_scales, plan.problem.dout_scales
+  shapes = zip(_shapes(plan), there, strict=True)
+  return sum(rows * lanes * 4 for (rows, lanes), count in shapes if count)
+
+
 def fetch(sources: list[Any], buf: Buffers) -> None:
   """Copies scales to VMEM."""
   for source, target in zip(sources, buf.there, strict=True):

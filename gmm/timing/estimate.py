@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gmm.config import bits
+from gmm.kernels import tgmm_scales
 from gmm.kernels.plan import Plan
 from gmm.timing import rates as rates_lib
 from gmm.timing.rates import NO_CODE, ChipRates, CodeLike
@@ -232,11 +233,15 @@ def _ahead(tile: Tile, then: Tile | None, further: int) -> np.ndarray:
 
 
 def _fill_bytes(plan: Plan, visits: Visits) -> int:
-  """Zeros: of the rows outside all groups, or of the groups without rows."""
+  """Zeros: of the rows outside all groups, or of the groups without rows.
+
+  And the few scales of tgmm, all of which each core reads as it starts.
+  """
   problem = plan.problem
   if problem.kind == "tgmm":
     empty = problem.g - len(np.unique(visits.group))
-    return empty * matrix_bytes(problem.k, problem.n, problem.out_dtype)
+    zeros = empty * matrix_bytes(problem.k, problem.n, problem.out_dtype)
+    return zeros + tgmm_scales.hbm_bytes(plan) * plan.chip.num_cores
   rows = problem.m
   if visits.count:
     rows -= int(visits.start[-1] + visits.rows[-1] - visits.start[0])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gmm.config import PACKED, Problem, bits
-from gmm.kernels import small_blocks
+from gmm.kernels import quantizing, row_scales, small_blocks
 from gmm.kernels.grid import LANES, Axis, cdiv, round_up
 from gmm.kernels.plan import Plan, sublanes
 from gmm.timing import rates as rates_lib
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Rows that pass an MXU while it takes its next weight tile, in sixteenths of
 # its height: arms of 128 rows take about 88 cycles a tile on v6e, not 64.
 _LEAST_ROWS = 11
+_FLOAT32 = 4  # bytes of a scale, or of a bias, as kernels read it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class Costs:
       ValueError: the schedule has no such arm.
     """
     if self.arms is None:
-      return self._nominal(self.plan.products[index], k)
+      return self.nominal(self.plan.products[index], k)
     turns = small_blocks.arm_turns(self.plan)
     count = len(self.plan.products) * len(turns)
     arms = [a for a in self.arms if a.vmatmuls]
@@ -100,14 +101,19 @@ class Costs:
     idle = [a.bundles for a in self.arms or () if not a.vmatmuls]
     return max(idle, default=0) / max(self.plan.products)
 
-  def _nominal(self, rows: int, k: int) -> np.ndarray:
-    least = rows
-    if self.plan.problem.kind == "gmm":
+  def nominal(self, rows: int, k: int) -> np.ndarray:
+    """A product by what is known without a schedule."""
+    plan, least = self.plan, rows
+    wanted = mxu_cycles(plan, rows, k)
+    like = self.like.quantising
+    if plan.problem.lhs_quantization and like is not None:
+      return np.array([like.bundles((rows, k, plan.tile_n), wanted), wanted])
+    if plan.problem.kind == "gmm":
       # Few rows have passed the MXU before its next weight tile is there.
       least = max(rows, self.rate.mxu_size * _LEAST_ROWS // 16)
-    wanted, least = (mxu_cycles(self.plan, r, k) for r in (rows, least))
-    beyond = self.like.product * self.plan.parts
-    return np.array([least * self.like.share + beyond, wanted])
+    beyond = self.like.product * plan.parts
+    bundles = mxu_cycles(plan, least, k) * self.like.share + beyond
+    return np.array([bundles, wanted])
 
 
 def mxu_cycles(plan: Plan, rows: int, k: int) -> int:
@@ -115,9 +121,13 @@ def mxu_cycles(plan: Plan, rows: int, k: int) -> int:
   size = rates_lib.rates(plan.chip.name).mxu_size
   if plan.problem.kind == "tgmm":
     rows, k = plan.tile_k, rows  # the rows are contracted
+  pieces = cdiv(k, size)
+  if plan.problem.lhs_quantization:  # a product for each block of k
+    found = quantizing.regions(plan, k)
+    pieces = sum(cdiv(region.columns.size, size) for region in found)
   mnemonic = rates_lib.mnemonic_format(plan.compute_dtype)
   vmatmuls = cdiv(rows, rates_lib.VMATMUL_ROWS[mnemonic])
-  vmatmuls *= cdiv(k, size) * cdiv(plan.tile_n, size)
+  vmatmuls *= pieces * cdiv(plan.tile_n, size)
   vmatmuls *= rates_lib.float32_passes(
     plan.compute_dtype, plan.problem.precision
   )
@@ -175,6 +185,8 @@ class GmmTiles:
     lhs = np.array([line_bytes(size, problem.lhs_dtype) for size in k])
     weights = np.array([weight_bytes(problem, size, n) for size in k])
     fetched = visits.rows[:, None] * lhs
+    if problem.lhs_scales:
+      fetched += row_scales.rows_in_vmem(self.plan) * LANES * _FLOAT32
     ahead = np.zeros(fetched.shape, np.int64)
     if len(k) == 1:
       fresh = np.ones(visits.count, bool)

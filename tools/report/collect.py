@@ -23,10 +23,8 @@ from gmm.timing import rates, visits
 from testing import peers
 from testing.workloads import Workload
 from tools import published
+from tools.report.request import Request
 
-MODES = ("nn", "nt", "tn")
-# One scale for all that a product contracts.
-CHANNEL = "channel"
 VISITS_SHOWN = 24
 # Rows of the program whose copies are counted: they do not depend on them.
 _FEW_ROWS = 1024
@@ -74,61 +72,6 @@ def _peaks(name: str) -> dict[str, Any]:
 # ---- products
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-  """One product to compile.
-
-  Attributes:
-    chip: for which.
-    workload: its shape.
-    mode: "nn", "nt" or "tn".
-    dtype: of both operands, or of lhs.
-    rhs_dtype: of the weight, where it has another.
-    scale_block: elements of the weight that share a scale, CHANNEL for those
-      that are contracted all together, or None.
-    scale_axis: the axis of the weight along which they do, "k" or "n".
-    group_sizes: the caller's own, besides the named ones; or None.
-  """
-
-  chip: str
-  workload: Workload
-  mode: str
-  dtype: str = "bfloat16"
-  rhs_dtype: str | None = None
-  scale_block: int | str | None = None
-  scale_axis: str = "k"
-  group_sizes: np.ndarray | None = None
-
-  @property
-  def shape(self) -> dict[str, int]:
-    """m, g, k and n."""
-    w = self.workload
-    return {"m": w.m, "g": w.g, "k": w.k, "n": w.n}
-
-  @property
-  def operands(self) -> dict[str, Any]:
-    """What the two operands are, as `aot.product` takes it."""
-    block = self.scale_block
-    if block == CHANNEL:
-      block = self.shape[self.scale_axis]
-    return {
-      "dtype": self.dtype,
-      "rhs_dtype": self.rhs_dtype,
-      "scale_block": block,
-      "scale_axis": self.scale_axis,
-    }
-
-  @property
-  def patterns(self) -> dict[str, Any]:
-    """The group sizes to estimate for."""
-    named = {name: name for name in visits.PATTERNS}
-    return (
-      named
-      if self.group_sizes is None
-      else {"given": self.group_sizes, **named}
-    )
-
-
 def product(
   request: Request, compile_program: Callable[..., aot.Compiled]
 ) -> dict[str, Any]:
@@ -173,7 +116,7 @@ def product(
     },
     "arms": [_arm(arm) for arm in schedule.arms],
     "peers": peers.seconds(request.chip, request.workload.name, request.mode)
-    if request.dtype == "bfloat16" and request.rhs_dtype is None
+    if request.is_plain
     else {},
     "step_bundles": schedule.step_bundles,
     **_model(request, schedule),

@@ -129,7 +129,7 @@ def _names(product: Mapping[str, Any]) -> list[str]:
   workload, mode, chip = (
     str(product.get(key, MISSING)) for key in ("workload", "mode", "chip")
   )
-  if product.get("rhs_dtype") is not None:
+  if formats(product) != str(product.get("dtype", MISSING)):
     mode = f"{mode} {formats(product)}"
   return [workload, mode, chip]
 

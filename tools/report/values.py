@@ -145,13 +145,22 @@ def sizes_names(products: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def formats(product: Mapping[str, Any]) -> str:
-  """The operands' formats: "bfloat16 x int8 / 128" for scales of 128 each."""
-  lhs, rhs = product.get("dtype", MISSING), product.get("rhs_dtype")
-  if rhs is None:
-    return str(lhs)
-  block = product.get("scale_block")
-  scaled = "" if block is None else f" / {block}"
-  return f"{lhs} x {rhs}{scaled}"
+  """The operands' formats, and how many values share a scale.
+
+  "bfloat16 x int8 / 128"; "bfloat16 as int8 x int8 / 2816" for an lhs that the
+  kernel quantises; "int8 / row x int8 / 2816" for one that comes with scales.
+  """
+  lhs, rhs = str(product.get("dtype", MISSING)), product.get("rhs_dtype")
+  if product.get("lhs_quantization"):
+    lhs += f" as {product['lhs_quantization']}"
+  blocks = product.get("lhs_scale"), product.get("scale_block")
+  blocks = [
+    "" if block is None else f" / {block}"
+    for block in (blocks[0], blocks[1] or product.get("dout_scale"))
+  ]
+  if rhs is None and not any(blocks):
+    return lhs
+  return f"{lhs}{blocks[0]} x {rhs or product.get('dtype')}{blocks[1]}"
 
 
 def short_name(report: Mapping[str, Any], product: Mapping[str, Any]) -> str:
