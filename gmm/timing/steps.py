@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gmm.config import PACKED, Problem, bits
-from gmm.kernels import small_blocks
+from gmm.kernels import quantizing, small_blocks
 from gmm.kernels.grid import LANES, Axis, cdiv, round_up
 from gmm.kernels.plan import Plan, sublanes
 from gmm.timing import rates as rates_lib
@@ -117,11 +117,19 @@ def mxu_cycles(plan: Plan, rows: int, k: int) -> int:
     rows, k = plan.tile_k, rows  # the rows are contracted
   mnemonic = rates_lib.mnemonic_format(plan.compute_dtype)
   vmatmuls = cdiv(rows, rates_lib.VMATMUL_ROWS[mnemonic])
-  vmatmuls *= cdiv(k, size) * cdiv(plan.tile_n, size)
+  vmatmuls *= sum(cdiv(depth, size) for depth in _depths(plan, k))
+  vmatmuls *= cdiv(plan.tile_n, size)
   vmatmuls *= rates_lib.float32_passes(
     plan.compute_dtype, plan.problem.precision
   )
   return rates_lib.mxu_cycles(plan.chip.name, mnemonic, vmatmuls)
+
+
+def _depths(plan: Plan, k: int) -> list[int]:
+  """What is contracted at a time: each block of a quantised lhs by itself."""
+  if not plan.problem.lhs_quantization:
+    return [k]
+  return [region.columns.size for region in quantizing.regions(plan, k)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
