@@ -121,17 +121,21 @@ def mxu_cycles(plan: Plan, rows: int, k: int) -> int:
   size = rates_lib.rates(plan.chip.name).mxu_size
   if plan.problem.kind == "tgmm":
     rows, k = plan.tile_k, rows  # the rows are contracted
-  pieces = cdiv(k, size)
-  if plan.problem.lhs_quantization:  # a product for each block of k
-    found = quantizing.regions(plan, k)
-    pieces = sum(cdiv(region.columns.size, size) for region in found)
   mnemonic = rates_lib.mnemonic_format(plan.compute_dtype)
   vmatmuls = cdiv(rows, rates_lib.VMATMUL_ROWS[mnemonic])
-  vmatmuls *= pieces * cdiv(plan.tile_n, size)
+  vmatmuls *= sum(cdiv(depth, size) for depth in _depths(plan, k))
+  vmatmuls *= cdiv(plan.tile_n, size)
   vmatmuls *= rates_lib.float32_passes(
     plan.compute_dtype, plan.problem.precision
   )
   return rates_lib.mxu_cycles(plan.chip.name, mnemonic, vmatmuls)
+
+
+def _depths(plan: Plan, k: int) -> list[int]:
+  """What is contracted at a time: each block of a quantised lhs by itself."""
+  if not plan.problem.lhs_quantization:
+    return [k]
+  return [region.columns.size for region in quantizing.regions(plan, k)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
