@@ -32,7 +32,14 @@ from tools import flags, published
 from tools.report import collect, operand_flags, page, request, terminal
 
 # What the training step whose copies are counted does not have.
-_NOT_OF_A_STEP = ("rhs_dtype", "lhs_quantization", "lhs_scale", "dout_scale")
+_NOT_OF_A_STEP = (
+  "rhs_dtype",
+  "lhs_quantization",
+  "lhs_scale",
+  "dout_scale",
+  "bias",
+  "existing_out",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,7 +111,7 @@ def _report(arguments: argparse.Namespace) -> int:
   ]
   report["products"] = _products(requests)
   refused = []
-  of_a_step = all(operands.get(name) is None for name in _NOT_OF_A_STEP)
+  of_a_step = not any(operands.get(name) for name in _NOT_OF_A_STEP)
   if of_a_step and not arguments.no_copies:
     try:
       report["copies"] = _copies(shapes[0], names[0], arguments.dtype)

@@ -87,6 +87,21 @@ def test_an_lhs_that_is_quantised(capsys, tmp_path):
   assert said in (tmp_path / "report.html").read_text()
 
 
+def test_what_is_added_to_a_product(capsys, tmp_path):
+  flags = ["--bias", "--existing_out", "--mode", "nn"]
+  status, out, err = run(capsys, *OWN, *flags, "--out", str(tmp_path))
+  assert status == 0, err
+  report = json.loads((tmp_path / "report.json").read_text())
+  (product,) = report["products"]
+  assert (product["bias"], product["existing_out"]) == (True, True)
+  assert not product["peers"]
+  assert report["copies"] is None
+  moved = 2 * (512 * 256 + 2 * 512 * 128 + 4 * 256 * 128) + 4 * 128 * 4
+  assert product["roofline"]["bytes"] == moved
+  assert "nn bfloat16 + bias + existing" in out
+  assert "bfloat16 + bias + existing" in (tmp_path / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
   ("flags", "modes", "said"),
   [
@@ -209,6 +224,7 @@ def test_what_the_compiler_refuses_is_one_line(capsys, tmp_path, monkeypatch):
       ],
       "`lhs_quantization` with backward=True",
     ),
+    (["--bias", "--mode", "tn"], "`bias` is True but mode 'tn' takes none"),
     ([*OWN, "--out", "/proc/nowhere"], "/proc/nowhere' cannot be written to"),
   ],
 )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gmm import checks, kernels
+from gmm import check_pieces, checks, kernels
 from gmm.aot.operands import Weight, checked_dtype
 from gmm.problem import Problem
 
@@ -30,13 +30,18 @@ class Operands:
   lhs_quantization: Any = None
   lhs_scale: str | None = None
   dout_scale: str | None = None
+  bias: bool = False
+  existing_out: bool = False
 
   def check(self, mode: str) -> None:
     """Checks what needs no shape.
 
     Raises:
       ValueError: an unknown mode, or a choice that the mode does not have.
+      TypeError: a flag that is no bool.
     """
+    for name in ("bias", "existing_out"):
+      check_pieces.check_bool(name, getattr(self, name))
     if mode not in MODES:
       raise ValueError(f"`mode` is {mode!r}; want one of {', '.join(MODES)}")
     is_tgmm = mode not in ("nn", "nt")
@@ -45,8 +50,8 @@ class Operands:
       _check_absent("dout_scale", self.dout_scale, mode, "tn or tn_t")
       return
     _check_choice("dout_scale", self.dout_scale, DOUT_SCALES, mode)
-    for name in ("scale_block", "lhs_quantization"):
-      _check_absent(name, getattr(self, name), mode, "nn or nt")
+    for name in ("scale_block", "lhs_quantization", "bias", "existing_out"):
+      _check_absent(name, getattr(self, name) or None, mode, "nn or nt")
 
 
 class Call(NamedTuple):
@@ -83,13 +88,16 @@ class Call(NamedTuple):
     return self.check(**arrays, **self.options | {"transpose_out": False})
 
 
-def call(mode: str, shape: Mapping[str, int], operands: Operands) -> Call:
+def call(
+  mode: str, shape: Mapping[str, int], operands: Operands, **results: Any
+) -> Call:
   """The call of one product.
 
   Args:
     mode: "nn", "nt", "tn" or "tn_t".
     shape: m, g, k and n.
     operands: of which formats.
+    **results: as `Call.problem` takes them: `existing_out` is a result, too.
 
   Raises:
     ValueError, TypeError: as `aot.product`.
@@ -99,7 +107,12 @@ def call(mode: str, shape: Mapping[str, int], operands: Operands) -> Call:
   rhs_dtype = dtype if operands.rhs_dtype is None else operands.rhs_dtype
   weight = Weight.of(rhs_dtype, operands.scale_block, operands.scale_axis)
   if mode in ("nn", "nt"):
-    return _gmm(mode, shape, operands, (dtype, weight))
+    found = _gmm(mode, shape, operands, (dtype, weight))
+    if operands.existing_out:
+      problem = found.problem(**results)
+      existing = _spec(problem.out_shape, problem.out_dtype)
+      found.arrays["existing_out"] = existing
+    return found
   return _tgmm(mode, shape, operands, (dtype, weight))
 
 
@@ -117,7 +130,11 @@ def _gmm(
     "group_sizes": _spec((g,), jnp.int32),
     "rhs_scale": weight.scale(g, k, n),
     "lhs_scale": _scale(operands.lhs_scale, (m, 1)),
+    "rhs_bias": None,
   }
+  if operands.bias:
+    columns = n if mode == "nn" else k
+    arrays["rhs_bias"] = _spec((g, columns), jnp.float32)
   options = {
     "transpose_rhs": mode == "nt",
     "backward": weight.is_backward(mode),

@@ -108,6 +108,8 @@ def product(
   lhs_quantization: Any = None,
   lhs_scale: str | None = None,
   dout_scale: str | None = None,
+  bias: bool = False,
+  existing_out: bool = False,
   chip: str = "v6e",
   **options: Any,
 ) -> Product:
@@ -134,12 +136,16 @@ def product(
     lhs_scale: scales that a first operand of such a format comes with: "tensor"
       for one; nn and nt: "row" for [m, 1]; tn: "channel" for [1, k].
     dout_scale: tn: those of the second one: "tensor", or "channel" for [1, n].
+    bias: nn and nt: whether a bias is added, float32 [g, columns].
+    existing_out: nn and nt: whether the product is added to what there is, of
+      the result's shape and dtype. Donate it, or XLA copies it first.
     chip: the TPU to choose tiles for.
     **options: of `kernels.gmm_v2` or `kernels.tgmm_v2`.
 
   Returns:
     The function and its specs: both operands, group_sizes int32 [g] and, where
-    there are some, the scales float32: the weight's, lhs's, dout's.
+    there are some, the scales float32 (the weight's, lhs's, dout's), the bias,
+    and what exists.
 
   Raises:
     ValueError: an unknown mode or axis, a `scale_block` that does not divide
@@ -155,11 +161,14 @@ def product(
     lhs_quantization=lhs_quantization,
     lhs_scale=lhs_scale,
     dout_scale=dout_scale,
+    bias=bias,
+    existing_out=existing_out,
   )
   shape = {"m": m, "g": g, "k": k, "n": n}
-  call = calls.call(mode, shape, operands)
-  results = ("preferred_element_type", "precision")
-  call.problem(**{name: options[name] for name in results if name in options})
+  names = ("preferred_element_type", "precision")
+  results = {name: options[name] for name in names if name in options}
+  call = calls.call(mode, shape, operands, **results)
+  call.problem(**results)
   names = tuple(call.arrays)
   fn = functools.partial(
     _named, call.kernel, names, **call.options, chip=chip, **options

@@ -128,8 +128,8 @@ def roofline(
     out_dtype: of the result; None as the kernels choose.
     precision: for float32 operands, as the kernels take it.
     **operands: what they are, as in `product`: `dtype` (bfloat16), `rhs_dtype`,
-      `scale_block`, `scale_axis`, `lhs_quantization`, `lhs_scale` and
-      `dout_scale`.
+      `scale_block`, `scale_axis`, `lhs_quantization`, `lhs_scale`,
+      `dout_scale`, `bias` and `existing_out`.
 
   Raises:
     ValueError: an unknown mode or chip, sizes below 1, group sizes that are
@@ -189,10 +189,11 @@ def plan_for(
   spec = chips.resolve(chip)
   shape = _checked_shape(m=m, g=g, k=k, n=n)
   tiling = config.checked_tiling("tiling", tiling)
-  call = calls.call(mode, shape, calls.Operands(**operands))
+  results = {"preferred_element_type": out_dtype, "precision": precision}
+  call = calls.call(mode, shape, calls.Operands(**operands), **results)
   if mode == "tn_t" and tiling is not None:
     tiling = (tiling[0], tiling[2], tiling[1])
-  problem = call.problem(preferred_element_type=out_dtype, precision=precision)
+  problem = call.problem(**results)
   checks.check_pallas_dtypes(problem, spec)
   return tiles_lib.make_plan(problem, spec, tiling)
 
@@ -276,7 +277,8 @@ def _bounds(
 def _useful_bytes(problem: config.Problem, visits: visits_lib.Visits) -> int:
   """Rows in groups, weights of groups with rows, and the whole result.
 
-  All as it is stored, and with its scales.
+  All as it is stored, and with its scales. A result that is added to what there
+  is, is read and written where groups have rows.
   """
   rows, weight = int(visits.own_rows.sum()), problem.k * problem.n
   lhs = rows * problem.k * problem.lhs_dtype.itemsize
@@ -290,4 +292,7 @@ def _useful_bytes(problem: config.Problem, visits: visits_lib.Visits) -> int:
   if problem.scale_block:
     _, blocks, lanes = problem.scale_shape
     rhs += groups * blocks * lanes * problem.scale_dtype.itemsize
-  return lhs + rhs + problem.m * problem.n * problem.out_dtype.itemsize
+  if problem.has_bias:
+    rhs += groups * problem.n * 4
+  out = 2 * rows if problem.has_existing else problem.m
+  return lhs + rhs + out * problem.n * problem.out_dtype.itemsize

@@ -194,7 +194,10 @@ def _modelled_seconds(plan: Plan) -> float:
   problem = plan.problem
   g = min(problem.g, MODELLED_GROUPS)
   m = round_up(max(problem.m * g // problem.g, 1), plan.block)
-  few = dataclasses.replace(problem, m=m, g=g, g_total=g)
+  # What exists and the scales of rows are read whatever the tiles.
+  few = dataclasses.replace(
+    problem, m=m, g=g, g_total=g, has_existing=False, lhs_scales=0
+  )
   plan = dataclasses.replace(plan, problem=few, pads=(0, *plan.pads[1:]))
   like = rates.code_like(problem.kind, plan.chip.name)
   total = 0.0

@@ -242,6 +242,8 @@ def _fill_bytes(plan: Plan, visits: Visits) -> int:
     empty = problem.g - len(np.unique(visits.group))
     zeros = empty * matrix_bytes(problem.k, problem.n, problem.out_dtype)
     return zeros + tgmm_scales.hbm_bytes(plan) * plan.chip.num_cores
+  if problem.has_existing:
+    return 0  # those rows are there already
   rows = problem.m
   if visits.count:
     rows -= int(visits.start[-1] + visits.rows[-1] - visits.start[0])
@@ -259,7 +261,8 @@ def _pad_bytes(plan: Plan) -> int:
     out = weight if pad_k or pad_n else 0
   else:
     rhs = weight if pad_k or pad_n else 0
-    out = 2 * m * n if pad_m or pad_n else 0
+    arrays = 1 + problem.has_existing
+    out = 2 * m * n * arrays if pad_m or pad_n else 0
   if rhs and problem.scale_block:
     lhs += 2 * math.prod(problem.scale_shape) * problem.scale_dtype.itemsize
   return (

@@ -198,8 +198,11 @@ class GmmTiles:
       ahead = fresh[:, None] * weights
     else:
       fetched = fetched + weights
+    out_line = line_bytes(n, problem.out_dtype)
+    if problem.has_existing:
+      fetched[:, -1] += visits.rows * out_line
     sent = np.zeros(fetched.shape, np.int64)
-    sent[:, -1] = self._sent_rows() * line_bytes(n, problem.out_dtype)
+    sent[:, -1] = self._sent_rows() * out_line
     return Tile(
       fetched=fetched.ravel(),
       weights=ahead.ravel(),

@@ -52,6 +52,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     choices=calls.DOUT_SCALES,
     help="those of dout: product tn",
   )
+  flag(
+    "--bias", action="store_true", help="a bias is added: products nn and nt"
+  )
+  flag(
+    "--existing_out",
+    action="store_true",
+    help="the product is added to what there is: nn and nt",
+  )
 
 
 def operands_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -66,6 +74,8 @@ def operands_of(arguments: argparse.Namespace) -> dict[str, Any]:
     "lhs_quantization": arguments.lhs_quantization,
     "lhs_scale": arguments.lhs_scale,
     "dout_scale": arguments.dout_scale,
+    "bias": arguments.bias,
+    "existing_out": arguments.existing_out,
   }
   return found | _weight(arguments)
 

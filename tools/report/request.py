@@ -32,6 +32,8 @@ class Request:
     lhs_quantization: what the kernel quantises lhs to, or None.
     lhs_scale: the scales that lhs comes with, as in `aot.product`.
     dout_scale: those of dout.
+    bias: whether a bias is added.
+    existing_out: whether the product is added to what there is.
   """
 
   chip: str
@@ -45,6 +47,8 @@ class Request:
   lhs_quantization: str | None = None
   lhs_scale: str | None = None
   dout_scale: str | None = None
+  bias: bool = False
+  existing_out: bool = False
 
   @property
   def shape(self) -> dict[str, int]:
@@ -66,6 +70,8 @@ class Request:
       "lhs_quantization": self.lhs_quantization,
       "lhs_scale": self.lhs_scale,
       "dout_scale": self.dout_scale,
+      "bias": self.bias,
+      "existing_out": self.existing_out,
     }
 
   @property

@@ -148,7 +148,8 @@ def formats(product: Mapping[str, Any]) -> str:
   """The operands' formats, and how many values share a scale.
 
   "bfloat16 x int8 / 128"; "bfloat16 as int8 x int8 / 2816" for an lhs that the
-  kernel quantises; "int8 / row x int8 / 2816" for one that comes with scales.
+  kernel quantises; "int8 / row x int8 / 2816" for one that comes with scales;
+  "bfloat16 + bias + existing" for what is added.
   """
   lhs, rhs = str(product.get("dtype", MISSING)), product.get("rhs_dtype")
   if product.get("lhs_quantization"):
@@ -158,9 +159,10 @@ def formats(product: Mapping[str, Any]) -> str:
     "" if block is None else f" / {block}"
     for block in (blocks[0], blocks[1] or product.get("dout_scale"))
   ]
-  if rhs is None and not any(blocks):
-    return lhs
-  return f"{lhs}{blocks[0]} x {rhs or product.get('dtype')}{blocks[1]}"
+  if rhs is not None or any(blocks):
+    lhs += f"{blocks[0]} x {rhs or product.get('dtype')}{blocks[1]}"
+  added = {"bias": product.get("bias"), "existing": product.get("existing_out")}
+  return " + ".join([lhs, *(name for name, is_so in added.items() if is_so)])
 
 
 def short_name(report: Mapping[str, Any], product: Mapping[str, Any]) -> str:
