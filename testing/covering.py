@@ -23,10 +23,10 @@ def all_pairs(factors: Factors) -> set[Pair]:
   return found
 
 
-def product(factors: Factors, *, given: Row | None = None) -> list[Row]:
-  """Every combination of levels, each added to the row `given`."""
+def product(factors: Factors) -> list[Row]:
+  """Every combination of levels."""
   return [
-    (given or {}) | dict(zip(factors, levels, strict=True))
+    dict(zip(factors, levels, strict=True))
     for levels in itertools.product(*factors.values())
   ]
 
@@ -39,7 +39,7 @@ def pairwise(factors: Factors) -> list[Row]:
   enumerate.
   """
   design = _Design()
-  candidates = design.candidates(product(factors))
+  candidates = design.candidates(factors)
   total = len(all_pairs(factors))
   rows = []
   while design.met.bit_count() < total:
@@ -66,7 +66,7 @@ def extend(
   design = _Design()
   extended = []
   for row in rows:
-    candidates = design.candidates(product(factors_of(row), given=row))
+    candidates = design.candidates(factors_of(row), given=row)
     for _ in range(min(per_row, len(candidates))):
       extended.append(design.take_best(candidates))
   return extended
@@ -84,12 +84,32 @@ class _Design:
     self._met_again = 0
     self._bits: dict[Pair, int] = {}
 
-  def candidates(self, rows: list[Row]) -> list[tuple[Row, int]]:
-    bits = self._bits
-    return [
-      (row, sum(1 << bits.setdefault(p, len(bits)) for p in pairs_of(row)))
-      for row in rows
-    ]
+  def candidates(
+    self, factors: Factors, *, given: Row | None = None
+  ) -> list[tuple[Row, int]]:
+    """As `product`, each row with the pairs that meet in it."""
+    given = given or {}
+    among_given = self._met_by(itertools.combinations(given.items(), 2))
+    # What a level meets in the row given is the same in every candidate.
+    with_given = {
+      item: self._met_by((item, other) for other in given.items())
+      for factor, levels in factors.items()
+      for item in itertools.product([factor], levels)
+    }
+    found = []
+    for row in product(factors):
+      pairs = among_given | self._met_by(itertools.combinations(row.items(), 2))
+      for item in row.items():
+        pairs |= with_given[item]
+      found.append((given | row, pairs))
+    return found
+
+  def _met_by(self, pairs: Iterable[Pair]) -> int:
+    bits, met = self._bits, 0
+    for one, other in pairs:
+      pair = (one, other) if one < other else (other, one)
+      met |= bits.get(pair) or bits.setdefault(pair, 1 << len(bits))
+    return met
 
   def take_best(self, candidates: list[tuple[Row, int]]) -> Row:
     """Takes the first of the candidates that meet most new pairs.
@@ -97,13 +117,13 @@ class _Design:
     Among equals, and where none meets a new one, those count that few rows
     have met: else late rows would all be the first of the product.
     """
-
-    def gain(candidate: tuple[Row, int]) -> tuple[int, int]:
-      pairs = candidate[1]
-      new, rare = pairs & ~self.met, pairs & ~self._met_again
-      return new.bit_count(), rare.bit_count()
-
-    best = max(candidates, key=gain)
+    unmet, rare = ~self.met, ~self._met_again
+    gains = [(pairs & unmet).bit_count() for _, pairs in candidates]
+    most = max(gains)
+    equals = [
+      c for c, gain in zip(candidates, gains, strict=True) if gain == most
+    ]
+    best = max(equals, key=lambda candidate: (candidate[1] & rare).bit_count())
     if not best[1] & ~self._met_again:
       self._met_again = 0
     candidates.remove(best)

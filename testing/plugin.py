@@ -10,6 +10,7 @@ counted at the end.
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ BACKENDS = ("interpret", "xla", "pallas")
 # XLA's thread pools take their size from here. With as few threads as a small
 # machine has cores, shard_map over interpreted kernels waits for itself.
 _THREADS = "8"
+# The oracle multiplies small matrices, for which NumPy's threads only wait.
+_NUMPY_THREADS = "1"
 
 _CHIP = pytest.StashKey[str]()
 # What reports say of a test, and the XML file with them: of those that run on
@@ -43,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
   """Prepares the process for its backend, before anything imports jax."""
   os.environ.setdefault("NPROC", _THREADS)
+  os.environ.setdefault("OPENBLAS_NUM_THREADS", _NUMPY_THREADS)
   if config.getoption("backend") != "pallas":
     os.environ["JAX_PLATFORMS"] = "cpu"
     return
@@ -97,6 +101,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
       chip = item.config.stash.get(_CHIP, None)
       where += f" on {chip}" if chip else ""
       item.user_properties.append((_RAN_ON, where))
+
+
+def pytest_collection_finish() -> None:
+  """Makes interpreted kernels run faster, where a test may have any."""
+  if "jax" in sys.modules:
+    from testing import callbacks
+
+    callbacks.install()
 
 
 def pytest_terminal_summary(

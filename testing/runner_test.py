@@ -227,6 +227,7 @@ import os
 def test_it(backend):
   assert backend == "xla"
   assert os.environ["JAX_PLATFORMS"] == "cpu"
+  assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
 """
   status, output = run(source, "--backend=xla", JAX_PLATFORMS="tpu")
   assert status == 0, output
