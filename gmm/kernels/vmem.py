@@ -62,7 +62,7 @@ def buffers(plan: Plan) -> int:
   rhs *= plan.rhs_buffers
   out = _padded_bytes(rows, n, problem.out_dtype)
   out *= 4 if problem.has_existing else 2
-  acc = _padded_bytes(rows, n, problem.acc_dtype) if plan.k.count > 1 else 0
+  acc = _padded_bytes(quantizing.acc_rows(plan), n, problem.acc_dtype)
   carry = _padded_bytes(plan.block, n, problem.out_dtype)
   if problem.lhs_quantization:
     shape = quantizing.scratch_shape(plan)
