@@ -177,8 +177,9 @@ class Plan:
     if not problem.lhs_quantization or not block or problem.scale_axis != "k":
       return 0
     turn = blocks_together(problem) * block
-    whole = k.count == 1 or (k.tile % turn == 0 and k.last % turn == 0)
-    return turn if whole and k.tile >= 2 * turn else 0
+    if k.count == 1:
+      return turn if k.tile >= 2 * turn else 0
+    return turn if k.tile % turn == 0 and k.last % turn == 0 else 0
 
   @property
   def k(self) -> Axis:

@@ -55,7 +55,9 @@ def test_each_block_is_a_product_of_its_own(k, block, products):
     (1088, 32, 1088, {}, 256),  # 4 turns and 2 blocks
     (1024, 1024, 1024, {}, 0),
     (2560, 32, 1000, {}, 256),  # rounded up: tiles of 1024, 1024 and 512
-    (2560, 32, 128, {}, 0),  # to 256, which is one turn
+    (2560, 32, 128, {}, 256),  # to 256
+    (512, 32, 256, {}, 256),
+    (256, 32, 256, {}, 0),
     (1088, 32, 512, {}, 0),  # the last tile is no whole turn
   ],
 )
@@ -63,8 +65,9 @@ def test_turns(k, block, tile_k, options, turn):
   plan = plan_for(k, block, (256, tile_k, 512), **options)
   assert plan.turn == turn
   if turn:
-    assert plan.tile_k >= 2 * turn
-    assert quantizing.scratch_shape(plan)[1] < plan.tile_k * 128 / block
+    # A turn's blocks, each in one or two registers of its own.
+    _, columns = quantizing.scratch_shape(plan)
+    assert turn // block * 128 <= columns <= turn // block * 256
     whole, *rest = small_blocks.arm_turns(plan)
     assert whole == plan.tile_k // turn
     assert rest == [1] * (plan.tile_k % turn > 0)
