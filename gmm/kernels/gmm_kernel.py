@@ -33,13 +33,7 @@ from gmm.kernels import (
   small_blocks,
   zeros,
 )
-from gmm.kernels.gmm_memory import (
-  Ahead,
-  Memory,
-  Pending,
-  Step,
-  Weights,
-)
+from gmm.kernels.gmm_memory import Ahead, Memory, Pending, Step, Weights
 from gmm.kernels.grid import Totals, Window
 from gmm.kernels.plan import PIECE_N
 from gmm.kernels.products import Rows
