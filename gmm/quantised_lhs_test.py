@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from gmm import ops
+from gmm.kernels import tiling
 from testing import (
   harness,
   inputs,
@@ -39,6 +40,13 @@ def check_how_near(case, got):
   want = tolerance.unquantised(case, inputs.make(case))
   error = np.abs(got.astype(np.float64) - want.value)
   assert np.all(error <= want.bound)
+
+
+def test_parts_of_a_turn(backend, monkeypatch):
+  # Two, for so few rows.
+  monkeypatch.setattr(tiling, "MOST_BUNDLES_OF_TURN", 300)
+  case = lhs_cases.PARTS
+  harness.check(case, harness.run_products(case, backend))
 
 
 def test_integers_are_added_up_in_int32(backend):

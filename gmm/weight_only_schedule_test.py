@@ -8,8 +8,10 @@ weight, within 15%. Nothing has run.
 import pytest
 
 from gmm import aot
+from gmm.aot.model import plan_for
+from gmm.kernels import vmem
 from gmm.timing import rates
-from testing import workloads
+from testing import aot_checks, workloads
 
 BOUND = 0.85
 
@@ -76,3 +78,20 @@ def test_code_does_not_grow_with_blocks(mode, axis, compile_program):
     found.append(compiled.schedules[0].bundles)
   # Eight times the blocks.
   assert found[1] < 2 * found[0], found
+
+
+def test_code_does_not_grow_with_blocks_of_quantised_rows(compile_program):
+  shape = {"m": 128, "g": 4, "k": 1024, "n": 512, "chip": "v6e"}
+  options = shape | {"rhs_dtype": "int8", "lhs_quantization": "int8"}
+  found = []
+  for block in (64, 16):
+    fn, specs = aot.product("nn", **options, scale_block=block)
+    (schedule,) = compile_program(fn, *specs, chip="v6e").schedules
+    found.append(schedule.bundles)
+    plan = plan_for("nn", **options, scale_block=block)
+    assert schedule.vmem_bytes <= vmem.needed(plan)
+    estimate = vmem.estimate(plan)
+    slack = 0.1 * estimate + aot_checks.SLACK_BYTES
+    assert abs(schedule.vmem_bytes - estimate) <= slack
+  # Four times the blocks.
+  assert found[1] < 1.2 * found[0], found

@@ -35,6 +35,29 @@ PROGRAMS: Mapping[str, dict[str, Any]] = {
   | {"lhs_quantization": "float8_e4m3fn", "scale_blocks": 5, "chip": "tpu7x"}
   | {"tiling": _TILES},
 }
+# Loops over many blocks.
+LOOPS: Mapping[str, dict[str, Any]] = {
+  # Two turns, and two blocks more: they start and end within registers.
+  "many-i8-T": {"dtypes": "bf16_i8", "k": 864, "n": 136, "scale_blocks": 18}
+  | {"lhs_quantization": "int8", "existing_out": True, **_T},
+  # Tiles of two turns and of one.
+  "many-e4m3-tiles": {"dtypes": "f32_e4m3", "k": 640, "n": 72, "bias": True}
+  | {"lhs_quantization": "float8_e4m3fn", "scale_blocks": 40, "chip": "tpu7x"}
+  | {"tiling": (32, 256, 128)},
+}
+# A turn takes all of its columns, or half of them at a time.
+PARTS = Case(
+  name="many-i8-parts",
+  dtypes="bf16_i8",
+  lhs_quantization="int8",
+  scale_blocks=32,
+  scale_dtype="bfloat16",
+  m=44,
+  k=512,
+  n=512,
+  group_sizes=(17, 0, 20, 7),
+  tiling=(32, 512, 512),
+)
 # For XLA alone, and its gradients: kernels are made of the same pieces.
 MORE_PROGRAMS: Mapping[str, dict[str, Any]] = {
   "given-i8_bf16-row": {"dtypes": "i8_bf16", "lhs_scale": "row"}
@@ -93,6 +116,7 @@ def _many_rows() -> Iterator[Case]:
 KERNEL_CASES: tuple[Case, ...] = (
   *_cases(PROGRAMS, _PATTERNS),
   *_many_rows(),
+  *_cases(LOOPS, _PATTERNS[:3:2]),
 )
 MORE_CASES: tuple[Case, ...] = tuple(_cases(MORE_PROGRAMS, _PATTERNS[:2]))
 XLA_CASES: tuple[Case, ...] = (*_cases(PROGRAMS, _PATTERNS[:2]), *MORE_CASES)

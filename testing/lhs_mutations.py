@@ -13,9 +13,23 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="scale_of_the_first_block_of_lhs",
     file="kernels/quantizing.py",
-    old="part.astype(np.float32) * by_row[i]",
-    new="part.astype(np.float32) * by_row[0]",
+    old="part *= self.by_row[i]",
+    new="part *= self.by_row[0]",
     cases=("lhs_out:to-i8-blocks-T-ragged-plain",),
+  ),
+  Mutation(
+    name="each_tile_of_many_blocks_starts_anew",
+    file="kernels/quantizing.py",
+    old="jnp.logical_and(tile.inner == 0, i == 0)",
+    new="i == 0",
+    cases=("lhs_out:many-e4m3-tiles-ragged-plain",),
+  ),
+  Mutation(
+    name="blocks_after_the_loop_take_the_first_scales",
+    file="kernels/scales.py",
+    old="tile.row(first + i, lanes)",
+    new="tile.row(i, lanes)",
+    cases=("lhs_out:many-i8-T-ragged-plain",),
   ),
   Mutation(
     name="faint_rows_divided_by_nothing",

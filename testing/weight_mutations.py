@@ -13,8 +13,8 @@ MUTATIONS: tuple[Mutation, ...] = (
   Mutation(
     name="scale_of_another_block",
     file="kernels/scales.py",
-    old="part *= some.row(i)",
-    new="part *= some.row(0)",
+    old="part *= row(i)",
+    new="part *= row(0)",
     cases=("out:C14-spans-N-steep-ragged",),
   ),
   Mutation(

@@ -33,13 +33,7 @@ from gmm.kernels import (
   small_blocks,
   zeros,
 )
-from gmm.kernels.gmm_memory import (
-  Ahead,
-  Memory,
-  Pending,
-  Step,
-  Weights,
-)
+from gmm.kernels.gmm_memory import Ahead, Memory, Pending, Step, Weights
 from gmm.kernels.grid import Totals, Window
 from gmm.kernels.plan import PIECE_N
 from gmm.kernels.products import Rows
@@ -180,12 +174,15 @@ class Body:
       self.each_product(window, functools.partial(self.whole_k, step))
       return self.end_visit(totals, step, window)
 
-    k_axis.with_tile(
-      inner,
-      lambda _, k: self.each_product(
-        window, functools.partial(self.part_of_k, step, k.size)
-      ),
-    )
+    if self.plan.turn:  # tiles differ in turns alone
+      self.each_product(window, functools.partial(self.add_blocks, step))
+    else:
+      k_axis.with_tile(
+        inner,
+        lambda _, k: self.each_product(
+          window, functools.partial(self.part_of_k, step, k.size)
+        ),
+      )
 
     def end() -> Pending:
       self.begin_out(step)
@@ -242,15 +239,15 @@ class Body:
     tile, place = self.tile(step, at), scales.place(self.plan.problem)
     quantised = None
     if self.buf.quantised is not None:
-      ref = self.buf.quantised
-      quantised = ref, quantizing.quantize(tile, k, at[1], ref)
+      some = quantizing.whole(tile, k)
+      quantised = quantizing.quantize(tile, some, at[1], self.buf.quantised)
     if place == "n":
       scales.each_of_blocks((tile,), k, lambda n, values: fn(n, *values))
       return
 
     def one(n: pl.Slice) -> None:
       if quantised is not None:
-        fn(n, quantizing.product(tile, k, n, quantised))
+        fn(n, quantised.product(n))
       elif place == "k":
         fn(n, scales.sum_over_blocks(tile, k, n))
       else:
@@ -268,6 +265,10 @@ class Body:
 
   def whole_k(self, step: Step, at: Rows) -> None:
     """Some rows of the result, where k is one tile."""
+    if self.plan.turn:
+      self.add_blocks(step, at, 0)
+      self.from_acc(step, at, 0)
+      return
     self.each_piece(step, at, self.plan.tile_k, self.storing(step, at))
 
   def part_of_k(self, step: Step, k: int, at: Rows) -> None:
@@ -282,11 +283,20 @@ class Body:
 
     self.each_piece(step, at, k, add)
 
-  def from_acc(self, step: Step, at: Rows) -> None:
+  def add_blocks(self, step: Step, at: Rows, row: Any = None) -> None:
+    """Adds products of many blocks to some rows of the accumulator."""
+    tile, acc = self.tile(step, at), self.acc(at, row)
+    quantizing.add_blocks(tile, acc, self.buf.quantised)
+
+  def from_acc(self, step: Step, at: Rows, row: Any = None) -> None:
     """Some rows of the result, from the accumulator."""
-    store = self.storing(step, at)
+    store, acc = self.storing(step, at), self.acc(at, row)
     for n in launch.pieces(self.plan.tile_n, PIECE_N):
-      store(n, self.buf.acc[pl.ds(*at), n])
+      store(n, acc[:, n])
+
+  def acc(self, at: Rows, row: Any) -> Any:
+    """The accumulator of some rows; it starts at `row`, if given."""
+    return self.buf.acc.at[pl.ds(at[0] if row is None else row, at[1]), :]
 
   def storing(
     self, step: Step, at: Rows

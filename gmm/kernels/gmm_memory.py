@@ -40,7 +40,8 @@ class Buffers(NamedTuple):
     bias: VMEM [w, 1, tile_n] float32, or None.
     out: VMEM [2, rows, tile_n].
     existing: VMEM [2, rows, tile_n], or None.
-    acc: VMEM [rows, tile_n] in float32 or int32; None if k is one tile.
+    acc: VMEM [rows, tile_n] in float32 or int32; None if k is one tile, but
+      where its blocks are added up in a loop.
     carry: VMEM [block, tile_n]: the rows of a block shared by two visits that
       earlier visits have finished.
     zero: VMEM [zero_rows, n].
@@ -75,6 +76,7 @@ def scratch(plan: Plan) -> Buffers:
   problem = plan.problem
   rows, k, n = plan.buffer_rows, plan.tile_k, plan.tile_n
   out, weights = problem.out_dtype, plan.rhs_buffers
+  acc_rows = quantizing.acc_rows(plan)
   return Buffers(
     table=GroupTable.scratch(problem.g),
     lhs=pltpu.VMEM((2, rows, k), problem.lhs_dtype),
@@ -87,7 +89,7 @@ def scratch(plan: Plan) -> Buffers:
     bias=pltpu.VMEM((weights, 1, n), jnp.float32) if problem.has_bias else None,
     out=pltpu.VMEM((2, rows, n), out),
     existing=pltpu.VMEM((2, rows, n), out) if problem.has_existing else None,
-    acc=pltpu.VMEM((rows, n), problem.acc_dtype) if plan.k.count > 1 else None,
+    acc=pltpu.VMEM((acc_rows, n), problem.acc_dtype) if acc_rows else None,
     carry=pltpu.VMEM((plan.block, n), out),
     zero=pltpu.VMEM((plan.zero_rows, problem.n), out),
     sems=pltpu.SemaphoreType.DMA((3, 2)),

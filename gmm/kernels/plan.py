@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -115,7 +116,9 @@ class Plan:
       # In NT fewer rows than the MXU's are not the ones that it streams: their
       # result is transposed, which takes most of the time that is gained.
       mode = "nt" if self.problem.contracts_lanes else "nn"
-      short = SHORT_ENDS_ON.get(self.chip.name, SHORT_ENDS)[mode]
+      # Each is much code where rows are quantised in a loop.
+      where = None if self.turn else self.chip.name
+      short = SHORT_ENDS_ON.get(where, SHORT_ENDS)[mode]
       ends = [r + self.block for r in short if r < self.chunk] + ends
     pushed_whole = self.problem.contracts_lanes and not self.turns_weight
     if self.has_quick_weights and not pushed_whole:
@@ -163,6 +166,22 @@ class Plan:
     return self.whole + self.alone + self.ends
 
   @property
+  def turn(self) -> int:
+    """Columns of lhs of a turn of the loop in which its rows are quantised.
+
+    0 is no loop. With one, all tiles of k are whole turns, but for a tile that
+    is all of k.
+    """
+    problem, k = self.problem, self.k
+    block = problem.scale_block
+    if not problem.lhs_quantization or not block or problem.scale_axis != "k":
+      return 0
+    turn = blocks_together(problem) * block
+    if k.count == 1:
+      return turn if k.tile >= 2 * turn else 0
+    return turn if k.tile % turn == 0 and k.last % turn == 0 else 0
+
+  @property
   def k(self) -> Axis:
     """The columns of lhs, as tiles."""
     return Axis(self.problem.k, self.tile_k)
@@ -186,6 +205,12 @@ class Plan:
 def sublanes(dtype: np.dtype) -> int:
   """Rows of one packed VMEM tile of `dtype`: 8, 16, 32 or 64."""
   return 8 * (32 // bits(dtype))
+
+
+def blocks_together(problem: Problem) -> int:
+  """Blocks of a turn of a loop: whole registers of lanes and of scales."""
+  unit = sublanes(problem.scale_dtype)
+  return unit * LANES // math.gcd(unit * problem.scale_block, LANES)
 
 
 def row_block(problem: Problem) -> int:

@@ -8,11 +8,16 @@ to the others.
 
 Blocks need be no multiple of a register's 128 lanes. Each has a place of its
 own in the scratch, which is zero around it.
+
+Many blocks are worked off by a loop, some at a time (small_blocks.py says how
+many): quantised, multiplied for all columns, and added to an accumulator in
+VMEM. The blocks' order is the same.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -22,11 +27,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from gmm import quantization
-from gmm.kernels import scales
-from gmm.kernels.grid import LANES, round_up
-from gmm.kernels.plan import Plan
+from gmm.kernels import launch, scales
+from gmm.kernels.grid import LANES, cdiv, round_up
+from gmm.kernels.plan import PIECE_N, Plan
 
-# Rows of a packed tile of 8-bit values.
+# Rows of a register of 32-bit values, and of a packed tile of 8-bit values.
+_SUBLANES = 8
 _ROWS = 32
 # Columns that are quantised together: those that the MXU takes at once.
 _COLUMNS = 256
@@ -37,10 +43,10 @@ _COMPARED_ON = {"tpu7x": LANES}
 
 
 class Region(NamedTuple):
-  """One block of k within a tile.
+  """One block of k within a tile, or within what a turn of a loop takes of it.
 
   Attributes:
-    start: its first column in the tile.
+    start: its first column there.
     end: the column after its last.
     columns: the whole registers that hold it.
     place: where it is in the scratch.
@@ -72,41 +78,108 @@ def regions(plan: Plan, k: int) -> list[Region]:
 
 
 def scratch_shape(plan: Plan) -> tuple[int, int]:
-  """Room for the rows of one product."""
-  last = regions(plan, plan.tile_k)[-1].place
+  """Room for the rows of one product, or for what a turn takes of them."""
+  last = regions(plan, plan.turn or plan.tile_k)[-1].place
   rows = round_up(max(plan.products), _ROWS)
   return rows, last.start + round_up(last.size, LANES)
 
 
-def quantize(tile: scales.Tile, k: int, rows: int, ref: Any) -> list[jax.Array]:
-  """Quantises rows of lhs; returns the scales of each block, [rows, 1].
+def vector_bundles(plan: Plan, rows: int, k: int) -> int:
+  """About the bundles of a product's vector work, where it has several blocks.
+
+  Each sum is converted, scaled twice and added: four operations on a register,
+  one bundle. To quantise one takes three, as compiled code shows.
+  """
+  problem = plan.problem
+  if not problem.lhs_quantization or scales.place(problem) != "k":
+    return 0
+  found = regions(plan, k)
+  quantised = sum(cdiv(region.columns.size, LANES) for region in found)
+  sums = len(found) * cdiv(plan.tile_n, LANES)
+  return cdiv(rows, _SUBLANES) * (sums + 3 * quantised)
+
+
+def acc_rows(plan: Plan) -> int:
+  """Rows of the accumulator, of which there are none without a need."""
+  if plan.k.count > 1:
+    return plan.buffer_rows
+  return max(plan.products) if plan.turn else 0
+
+
+def whole(tile: scales.Tile, k: int) -> scales.Some:
+  """All of a tile's first k columns."""
+
+  def rows(lanes: pl.Slice) -> Callable[[int], jax.Array]:
+    return lambda i: tile.row(i, lanes)
+
+  return scales.Some(first=0, start=0, size=k, rows=rows)
+
+
+class Quantised(NamedTuple):
+  """Rows of some blocks, in the scratch.
+
+  Attributes:
+    tile: one step's operands.
+    some: the blocks.
+    ref: the scratch.
+    by_row: the rows' scales, of each block float32 [rows, 1].
+  """
+
+  tile: scales.Tile
+  some: scales.Some
+  ref: Any
+  by_row: list[jax.Array]
+
+  def product(self, n: pl.Slice) -> jax.Array:
+    """Their product with a piece of columns."""
+    return functools.reduce(jnp.add, self.products(n))
+
+  def products(self, n: pl.Slice) -> Iterator[jax.Array]:
+    """What it is the sum of: the scaled product of each block."""
+    tile, some, rows = self.tile, self.some, self.by_row[0].shape[0]
+    row = some.rows(n) if scales.place(tile.plan.problem) == "k" else None
+    for i, region in enumerate(regions(tile.plan, some.size)):
+      columns = some.at(region.columns.start, region.columns.size)
+      lhs = self.ref[pl.ds(0, rows), region.place]
+      part = tile.dot(lhs, tile.rhs(columns, n)).astype(np.float32)
+      part *= self.by_row[i]
+      yield part if row is None else part * row(i)
+
+
+def quantize(
+  tile: scales.Tile, some: scales.Some, rows: int, ref: Any
+) -> Quantised:
+  """Quantises rows of lhs.
 
   Args:
     tile: one step's operands.
-    k: columns of the tile.
+    some: which blocks.
     rows: of the product.
     ref: the scratch.
   """
   dtype = tile.plan.problem.lhs_quantization
   found = []
-  for region in regions(tile.plan, k):
-    most = _largest(tile, region)
+  for region in regions(tile.plan, some.size):
+    most = _largest(tile, some, region)
     scale, inverse = quantization.scales(most, dtype)
     size = region.columns.size
     for start in range(0, size, _COLUMNS):
       count = min(_COLUMNS, size - start)
-      x = _masked(tile, region, pl.ds(region.columns.start + start, count))
+      columns = pl.ds(region.columns.start + start, count)
+      x = _masked(tile, some, region, columns)
       place = pl.ds(region.place.start + start, count)
       ref[pl.ds(0, rows), place] = quantization.rounded(
         x.astype(np.float32) * inverse, dtype
       )
     found.append(scale)
-  return found
+  return Quantised(tile, some, ref, found)
 
 
-def _masked(tile: scales.Tile, region: Region, columns: pl.Slice) -> jax.Array:
+def _masked(
+  tile: scales.Tile, some: scales.Some, region: Region, columns: pl.Slice
+) -> jax.Array:
   """Some columns of a block's registers, zero outside the block."""
-  x = tile.lhs(columns)
+  x = tile.lhs(some.at(columns.start, columns.size))
   if region.fills:
     return x
   x = x.astype(np.float32)
@@ -115,14 +188,15 @@ def _masked(tile: scales.Tile, region: Region, columns: pl.Slice) -> jax.Array:
   return jnp.where(inside, x, jnp.zeros_like(x))
 
 
-def _largest(tile: scales.Tile, region: Region) -> jax.Array:
+def _largest(tile: scales.Tile, some: scales.Some, region: Region) -> jax.Array:
   """The largest magnitude of each row, float32 [rows, 1]."""
   found: dict[int, jax.Array] = {}  # by width: all alike, but for the last
   size, first = region.columns.size, region.columns.start
   width = _COMPARED_ON.get(tile.plan.chip.name, _COMPARED)
   for start in range(0, size, width):
     count = min(width, size - start)
-    part = jnp.abs(_masked(tile, region, pl.ds(first + start, count)))
+    columns = pl.ds(first + start, count)
+    part = jnp.abs(_masked(tile, some, region, columns))
     before = found.get(count)
     found[count] = part if before is None else jnp.maximum(before, part)
   most = [
@@ -131,30 +205,51 @@ def _largest(tile: scales.Tile, region: Region) -> jax.Array:
   return functools.reduce(jnp.maximum, most)
 
 
-def product(
-  tile: scales.Tile,
-  k: int,
-  n: pl.Slice,
-  quantised: tuple[Any, list[jax.Array]],
-) -> jax.Array:
-  """The product of quantised rows over k columns, for a piece of columns.
+def add_blocks(tile: scales.Tile, acc: Any, ref: Any) -> None:
+  """Adds the products of a tile's blocks, in a loop over some of them.
+
+  Args:
+    tile: one step's operands; the plan has a `turn`.
+    acc: the accumulator's rows of this product; with the first tile of k they
+      hold nothing yet.
+    ref: the scratch.
+  """
+  plan = tile.plan
+  turns = plan.tile_k // plan.turn
+  if plan.k.last != plan.tile_k:
+    is_last = tile.inner == plan.k.count - 1
+    turns = jnp.where(is_last, plan.k.last // plan.turn, turns)
+
+  @pl.loop(0, turns)
+  def _(i: jax.Array) -> None:
+    is_first = jnp.logical_and(tile.inner == 0, i == 0)
+    _add(tile, scales.in_loop(tile, i), (acc, is_first), ref)
+
+  if plan.tile_k % plan.turn:  # then there is no other tile
+    rest = scales.after_loop(tile, turns, plan.tile_k)
+    _add(tile, rest, (acc, False), ref)
+
+
+def _add(
+  tile: scales.Tile, some: scales.Some, total: tuple[Any, Any], ref: Any
+) -> None:
+  """Adds the products of some blocks, or starts with them.
 
   Args:
     tile: one step's operands.
-    k: columns of the tile.
-    n: the piece.
-    quantised: the scratch, and the scales of each block.
+    some: which blocks.
+    total: the accumulator's rows of this product, and whether they hold
+      nothing yet.
+    ref: the scratch.
   """
-  ref, by_row = quantised
-  rows = by_row[0].shape[0]
-  blocked = scales.place(tile.plan.problem) == "k"
-  total = None
-  for i, region in enumerate(regions(tile.plan, k)):
-    part = tile.dot(
-      ref[pl.ds(0, rows), region.place], tile.rhs(region.columns, n)
-    )
-    part = part.astype(np.float32) * by_row[i]
-    if blocked:
-      part *= tile.row(i, n)
-    total = part if total is None else total + part
-  return total
+  acc, is_first = total
+  quantised = quantize(tile, some, acc.shape[0], ref)
+
+  def part(start: Any, size: int) -> None:
+    for n in launch.pieces(size, PIECE_N, start):
+      before = acc[:, n]
+      # Nothing changes when it is added to, not even the sign of a zero.
+      before = jnp.where(is_first, jnp.full_like(before, -0.0), before)
+      acc[:, n] = functools.reduce(jnp.add, quantised.products(n), before)
+
+  launch.each_part(tile.plan.tile_n, tile.plan.parts, part)

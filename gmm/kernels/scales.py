@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 from gmm.config import Problem
 from gmm.kernels import small_blocks
 from gmm.kernels.grid import LANES, cdiv, round_up
-from gmm.kernels.plan import PIECE_N, Plan
+from gmm.kernels.plan import PIECE_N, Plan, blocks_together
 
 # Rows that are loaded together: one packed tile of every format of scales.
 _ROWS = 16
@@ -61,7 +61,12 @@ def unit(problem: Problem, axis: str) -> int:
   size = problem.k if axis == "k" else problem.n
   if axis == "k" and problem.lhs_quantization:
     # Nor is one block cut: its scale is that of the whole row.
-    return math.lcm(LANES, min(problem.lhs_block, round_up(size, LANES)))
+    block = min(problem.lhs_block, round_up(size, LANES))
+    if problem.scale_block == block:
+      # Of many blocks, those of a turn of the loop stay together.
+      together = block * blocks_together(problem)
+      block = together if size >= 2 * together else block
+    return math.lcm(LANES, block)
   blocked = problem.scale_block and problem.scale_axis == axis
   if not blocked or problem.scale_block >= size:
     return LANES
@@ -125,20 +130,21 @@ def row(ref: Any, index: Any, lanes: pl.Slice) -> jax.Array:
   return jnp.sum(jnp.where(mine, rows, 0.0), axis=0, keepdims=True)
 
 
-class _Some(NamedTuple):
+class Some(NamedTuple):
   """Some blocks of a tile: those of a turn of a loop, or what it leaves.
 
   Attributes:
     first: the first of them; traced in a loop.
     start: where it starts.
     size: elements of all of them.
-    row: the scales of the i-th, float32 [1, lanes].
+    rows: reads lanes of their scales: a function from i to those of the i-th,
+      float32 [1, lanes].
   """
 
   first: Any
   start: Any
   size: int
-  row: Callable[[int], jax.Array]
+  rows: Callable[[pl.Slice], Callable[[int], jax.Array]]
 
   def at(self, start: int, size: int) -> pl.Slice:
     """A slice within them, as one of the tile."""
@@ -147,28 +153,27 @@ class _Some(NamedTuple):
     return pl.ds(pl.multiple_of(self.start + start, LANES), size)
 
 
-def _in_loop(tile: Tile, turn: Any, lanes: pl.Slice) -> _Some:
+def in_loop(tile: Tile, turn: Any) -> Some:
   """The blocks of a turn of the loop."""
-  count = small_blocks.group(tile.plan)
+  count = blocks_together(tile.plan.problem)
   width = count * tile.plan.problem.scale_block
-  rows = small_blocks.rows_of(tile, turn * count, count, lanes)
-  return _Some(
-    first=turn * count,
-    start=turn * width,
-    size=width,
-    row=lambda i: lax.slice_in_dim(rows, i, i + 1),
-  )
+
+  def rows(lanes: pl.Slice) -> Callable[[int], jax.Array]:
+    found = small_blocks.rows_of(tile, turn * count, count, lanes)
+    return lambda i: lax.slice_in_dim(found, i, i + 1)
+
+  return Some(first=turn * count, start=turn * width, size=width, rows=rows)
 
 
-def _after_loop(tile: Tile, turns: int, size: int, lanes: pl.Slice) -> _Some:
+def after_loop(tile: Tile, turns: int, size: int) -> Some:
   """What so many turns leave of `size` elements, which may be nothing."""
-  first = turns * small_blocks.group(tile.plan)
+  first = turns * blocks_together(tile.plan.problem)
   start = first * tile.plan.problem.scale_block
-  return _Some(
+  return Some(
     first=first,
     start=start,
     size=size - start,
-    row=lambda i: tile.row(first + i, lanes),
+    rows=lambda lanes: lambda i: tile.row(first + i, lanes),
   )
 
 
@@ -179,12 +184,12 @@ def sum_over_blocks(tile: Tile, k: int, n: pl.Slice) -> jax.Array:
     weight = small_blocks.scaled_weight(tile, columns, n)
     return tile.dot(tile.lhs(columns), weight)
   turns = small_blocks.turns(plan, k)
-  rest = _after_loop(tile, turns, k, n)
+  rest = after_loop(tile, turns, k)
   if not turns:
     return _sum_of(tile, rest, n)
 
   def add(i: jax.Array, total: jax.Array) -> jax.Array:
-    return total + _sum_of(tile, _in_loop(tile, i, n), n)
+    return total + _sum_of(tile, in_loop(tile, i), n)
 
   rows = jax.eval_shape(lambda: tile.lhs(columns)).shape[0]
   total = jnp.zeros((rows, n.size), np.float32)
@@ -192,9 +197,9 @@ def sum_over_blocks(tile: Tile, k: int, n: pl.Slice) -> jax.Array:
   return total + _sum_of(tile, rest, n) if rest.size else total
 
 
-def _sum_of(tile: Tile, some: _Some, n: pl.Slice) -> jax.Array:
+def _sum_of(tile: Tile, some: Some, n: pl.Slice) -> jax.Array:
   """The sum of the scaled products of some blocks."""
-  block = tile.plan.problem.scale_block
+  block, row = tile.plan.problem.scale_block, some.rows(n)
   total = None
   for i in range(cdiv(some.size, block)):
     start, end = i * block, min((i + 1) * block, some.size)
@@ -207,7 +212,7 @@ def _sum_of(tile: Tile, some: _Some, n: pl.Slice) -> jax.Array:
       inside = jnp.logical_and(lane >= start, lane < end)
       lhs = jnp.where(inside, lhs, jnp.zeros_like(lhs))
     part = tile.dot(lhs, tile.rhs(columns, n)).astype(np.float32)
-    part *= some.row(i)
+    part *= row(i)
     total = part if total is None else total + part
   return total
 
@@ -244,7 +249,7 @@ def each_of_blocks(
     small_blocks.each_piece(plan, (0, size), small_blocks.piece(plan), one)
     return
 
-  def each(some: tuple[_Some, ...]) -> None:
+  def each(some: tuple[Some, ...]) -> None:
     scaled = [
       _scale_lhs(tile, one, k) for tile, one in zip(tiles, some, strict=True)
     ]
@@ -260,9 +265,9 @@ def each_of_blocks(
 
     @pl.loop(0, turns)
     def _(i: jax.Array) -> None:
-      each(tuple(_in_loop(tile, i, columns) for tile in tiles))
+      each(tuple(in_loop(tile, i) for tile in tiles))
 
-  rest = tuple(_after_loop(tile, turns, size, columns) for tile in tiles)
+  rest = tuple(after_loop(tile, turns, size) for tile in tiles)
   if rest[0].size:
     each(rest)
 
@@ -279,13 +284,14 @@ def _cut(size: int, most: int) -> list[pl.Slice]:
   return [pl.ds(i, min(most, size - i)) for i in range(0, size, most)]
 
 
-def _scale_lhs(tile: Tile, some: _Some, k: int) -> Callable[[int], jax.Array]:
+def _scale_lhs(tile: Tile, some: Some, k: int) -> Callable[[int], jax.Array]:
   """Returns a function from a block to lhs with its scales, each made once."""
   done: dict[int, jax.Array] = {}
+  row = some.rows(pl.ds(0, k))
 
   def scaled(block: int) -> jax.Array:
     if block not in done:
-      wide = tile.lhs(pl.ds(0, k)).astype(np.float32) * some.row(block)
+      wide = tile.lhs(pl.ds(0, k)).astype(np.float32) * row(block)
       done[block] = wide.astype(tile.plan.compute_dtype)
     return done[block]
 
@@ -294,7 +300,7 @@ def _scale_lhs(tile: Tile, some: _Some, k: int) -> Callable[[int], jax.Array]:
 
 def _product_of(
   tile: Tile,
-  blocks: tuple[_Some, Callable[[int], jax.Array]],
+  blocks: tuple[Some, Callable[[int], jax.Array]],
   k: int,
   n: pl.Slice,
 ) -> jax.Array:

@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 
 from gmm.kernels import grid
 from gmm.kernels.grid import LANES
-from gmm.kernels.plan import PIECE_N, Plan, sublanes
+from gmm.kernels.plan import PIECE_N, Plan, blocks_together, sublanes
 
 # Rows of a register of 32-bit values.
 _SUBLANES = 8
@@ -106,17 +106,17 @@ def rows_of(tile: Any, first: Any, count: int, lanes: pl.Slice) -> jax.Array:
 # ---- loops
 
 
-def group(plan: Plan) -> int:
-  """Blocks of a turn of the loop: whole registers of lanes and of scales."""
-  unit = sublanes(plan.problem.scale_dtype)
-  return unit * LANES // math.gcd(unit * plan.problem.scale_block, LANES)
+def width(plan: Plan) -> int:
+  """Elements of a turn of the loop, along the scales' axis."""
+  return blocks_together(plan.problem) * plan.problem.scale_block
 
 
 def turns(plan: Plan, size: int) -> int:
   """Turns of the loop over so many elements along the scales' axis, or 0."""
-  count = size // plan.problem.scale_block // group(plan)
-  width = group(plan) * plan.problem.scale_block
-  return count if count > 1 and _starts_on_rows(plan, width) else 0
+  count = size // width(plan)
+  if plan.problem.lhs_quantization:
+    return count if plan.turn else 0
+  return count if count > 1 and _starts_on_rows(plan, width(plan)) else 0
 
 
 def each_piece(
@@ -157,17 +157,23 @@ def _turns_of_pieces(plan: Plan, size: int, piece: int) -> int:
   return whole if problem.scale_axis == "k" or piece % unit == 0 else 0
 
 
-def arm_turns(plan: Plan) -> tuple[int, ...]:
+def arm_turns(plan: Plan, k: int | None = None) -> tuple[int, ...]:
   """How often each stretch of a product's code runs, in its order.
 
   A product without a loop of its own is one stretch. (All products of a plan,
-  and of its k tiles, are made alike.)
+  and of its k tiles, are made alike, but for the number of turns.)
+
+  Args:
+    plan: the static choices.
+    k: columns of lhs that are multiplied; None for those of a whole tile.
   """
   problem = plan.problem
   if not problem.scale_block or problem.pair is not None:
     return (1,)
   if problem.lhs_quantization:
-    return (1,)
+    if not plan.turn:
+      return (1,)
+    return _loop_and_rest(*divmod(plan.tile_k if k is None else k, plan.turn))
   along_k = problem.scale_axis == "k"
   columns = plan.tile_n // plan.parts
   if problem.scale_block >= (problem.k if along_k else problem.n):
@@ -178,8 +184,7 @@ def arm_turns(plan: Plan) -> tuple[int, ...]:
     return _loop_and_rest(whole, columns - whole * size)
   size = plan.tile_k if along_k else plan.tile_n
   count = turns(plan, size)
-  width = group(plan) * problem.scale_block
-  loop = _loop_and_rest(count, size - count * width)
+  loop = _loop_and_rest(count, size - count * width(plan))
   if count and along_k:
     return loop * -(-columns // PIECE_N)
   return loop

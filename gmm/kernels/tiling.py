@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gmm.config import Problem, bits
-from gmm.kernels import carriers, pairs, scales, vmem
+from gmm.kernels import carriers, pairs, quantizing, scales, vmem
 from gmm.kernels.chip import ChipSpec
 from gmm.kernels.grid import LANES, cdiv, round_up
 from gmm.kernels.plan import SHORT_NT_ENDS, Plan, row_block, sublanes
@@ -43,6 +43,8 @@ MOST_BUNDLES = 32_000
 MOST_CYCLES = 9000
 MOST_CYCLES_OF_LONG_ROWS = 4000
 LONG_ROW_BYTES = 6144
+# The same of a turn of a loop over blocks.
+MOST_BUNDLES_OF_TURN = 3000
 # Most columns of lhs in a part of tgmm's product: more are loaded again for
 # each piece of dout. (On v6e the MXU's cycles hide that.)
 MOST_PART_K = {"tpu7x": 1536}
@@ -139,25 +141,30 @@ def _with_any_run(plan: Plan) -> list[Plan]:
 def _code_bundles(plan: Plan) -> float:
   """Bundles of all products, by the MXU's cycles that they take."""
   plan = pairs.twin(plan)
-  cycles = sum(steps.mxu_cycles(plan, r, plan.tile_k) for r in plan.products)
-  return cycles / plan.parts
+  turn = plan.turn or plan.tile_k
+  k = turn + plan.tile_k % turn
+  return sum(_bundles(plan, rows, k) for rows in plan.products) / plan.parts
 
 
 def _with_run(plan: Plan, run: int) -> Plan:
   """The plan with so many chunks in a product, in as many parts as it needs."""
+  if plan.turn:
+    run = 1  # what it gains is not worth its code
   plan = dataclasses.replace(plan, run=run)
   size, unit = plan.tile_n, plan.chip.mxu_size
   if plan.problem.kind == "tgmm":
     size, unit = plan.tile_k, LANES
   twin = pairs.twin(plan)
-  cycles = steps.mxu_cycles(twin, run * plan.chunk, twin.tile_k)
+  bundles = _bundles(twin, run * plan.chunk, plan.turn or twin.tile_k)
   # Wider values than of 16 bits are multiplied in parts of 16.
   row_bytes = plan.tile_k * min(plan.compute_dtype.itemsize, 2)
   is_long = plan.problem.kind == "gmm" and row_bytes > LONG_ROW_BYTES
   if plan.problem.lhs_quantization:
     # In one part with its product, some of the quantising is done beside it.
     is_long = False
-  least = cdiv(cycles, MOST_CYCLES_OF_LONG_ROWS if is_long else MOST_CYCLES)
+  least = cdiv(bundles, MOST_CYCLES_OF_LONG_ROWS if is_long else MOST_CYCLES)
+  if plan.turn:
+    least = cdiv(bundles, MOST_BUNDLES_OF_TURN)
   if plan.problem.kind == "tgmm" and run > 1 and plan.chip.name in MOST_PART_K:
     least = max(least, cdiv(plan.tile_k, MOST_PART_K[plan.chip.name]))
   parts = (p for p in range(least, 2 * least + 2) if size % (p * unit) == 0)
@@ -166,6 +173,12 @@ def _with_run(plan: Plan, run: int) -> Plan:
   if blocked or plan.problem.packed_axis == "n":
     return dataclasses.replace(plan, parts=1)
   return dataclasses.replace(plan, parts=next(parts, 1))
+
+
+def _bundles(plan: Plan, rows: int, k: int) -> int:
+  """Bundles of a product: the MXU's cycles, or more of vector work."""
+  cycles = steps.mxu_cycles(plan, rows, k)
+  return max(cycles, quantizing.vector_bundles(plan, rows, k))
 
 
 def _with_more_weights(plan: Plan) -> Plan:
@@ -203,6 +216,10 @@ def _modelled_seconds(plan: Plan) -> float:
   )
   plan = dataclasses.replace(plan, problem=few, pads=(0, *plan.pads[1:]))
   like = rates.code_like(problem.kind, plan.chip.name)
+  cycles = steps.mxu_cycles(plan, plan.chunk, plan.tile_k)
+  share = _bundles(plan, plan.chunk, plan.tile_k) / cycles
+  if share > 1:
+    like = dataclasses.replace(like, share=share)
   total = 0.0
   for name in ("equal", "skew", "zipf"):
     found = visits.visits(plan, visits.size_patterns(name, m, g))
@@ -275,7 +292,7 @@ def _run(plan: Plan) -> int:
   """How many chunks one product takes: enough to keep the MXU busy."""
   enough = _enough_cycles(plan.problem, plan.chip)
   twin = pairs.twin(plan)
-  wanted = cdiv(enough, steps.mxu_cycles(twin, plan.chunk, twin.tile_k))
+  wanted = cdiv(enough, _bundles(twin, plan.chunk, twin.tile_k))
   run = max(1, min(wanted, MOST_CHUNKS, plan.tile_m // plan.chunk))
   while run > 1 and _code_bundles(_with_run(plan, run)) > MOST_BUNDLES:
     run -= 1

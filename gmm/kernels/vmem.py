@@ -62,7 +62,7 @@ def buffers(plan: Plan) -> int:
   rhs *= plan.rhs_buffers
   out = _padded_bytes(rows, n, problem.out_dtype)
   out *= 4 if problem.has_existing else 2
-  acc = _padded_bytes(rows, n, problem.acc_dtype) if plan.k.count > 1 else 0
+  acc = _padded_bytes(quantizing.acc_rows(plan), n, problem.acc_dtype)
   carry = _padded_bytes(plan.block, n, problem.out_dtype)
   if problem.lhs_quantization:
     shape = quantizing.scratch_shape(plan)
@@ -104,6 +104,8 @@ def _most_spills(plan: Plan) -> int:
     rows, rhs = plan.tile_k // plan.parts, sum(plan.products) * n
   result = rows * round_up(n, LANES) * 4
   wide = plan.compute_dtype.itemsize
+  if plan.turn:
+    return _spills_of_turn(plan) * 3 // 2
   if problem.scale_block:
     # What is scaled, in float32: a second result, and lhs.
     result += result + rows * plan.tile_k * (4 + wide)
@@ -131,6 +133,8 @@ def _usual_spills(plan: Plan) -> int:
     # Transposed; short ones stay in registers.
     long = sum(r for r in plan.products if r > LANES * 2)
     return long * plan.tile_k // plan.parts * wide * 5 // 8
+  if plan.turn:
+    return _spills_of_turn(plan)
   kept = rows * plan.tile_k * wide
   if problem.rhs_dtype != plan.compute_dtype and _widens_slowly(plan):
     # In NN the products share the room for a piece of the weight.
@@ -144,6 +148,14 @@ def _usual_spills(plan: Plan) -> int:
   if plan.chip.mxu_size == LANES:
     return kept
   return kept // 10 if problem.transpose_rhs else kept * 2 // 5
+
+
+def _spills_of_turn(plan: Plan) -> int:
+  """What a turn usually keeps, in room that the products share.
+
+  Sums in float32, before and after they are scaled, and rows' scales.
+  """
+  return max(plan.products) * (8 * plan.tile_n // plan.parts + 2048)
 
 
 def _takes_passes(problem: Problem) -> bool:

@@ -74,19 +74,21 @@ class Costs:
     """
     if self.arms is None:
       return self.nominal(self.plan.products[index], k)
-    turns = small_blocks.arm_turns(self.plan)
+    turns = small_blocks.arm_turns(self.plan, k)
     count = len(self.plan.products) * len(turns)
-    arms = [a for a in self.arms if a.vmatmuls]
+    arms = [(a, quantises) for a, quantises in self._working() if a.vmatmuls]
     arms = arms[variant * count :] or arms
     rows = self.plan.products[index]
     arms = arms[index * len(turns) : (index + 1) * len(turns)]
-    if len(arms) < len(turns) or any(arm.rows != rows for arm in arms):
+    if len(arms) < len(turns) or any(arm.rows != rows for arm, _ in arms):
       raise ValueError(
         f"`schedule` has no arm for {rows} rows; want the schedule of a kernel "
         f"with tile_m = {self.plan.tile_m}"
       )
-    cycles = [[arm.bundles, arm.mxu_cycles] for arm in arms]
-    return np.array(turns) @ np.array(cycles) * self.plan.parts
+    cycles = np.array([[arm.bundles, arm.mxu_cycles] for arm, _ in arms])
+    cycles *= self.plan.parts
+    cycles[:, 0] += [quantises for _, quantises in arms]
+    return np.array(turns) @ cycles
 
   def step_cycles(self, products: np.ndarray) -> np.ndarray:
     """Cycles of steps: their bundles, or what the MXUs need.
@@ -98,8 +100,26 @@ class Costs:
 
   def finish(self) -> float:
     """Cycles for each row of a visit's last step that multiply nothing."""
-    idle = [a.bundles for a in self.arms or () if not a.vmatmuls]
+    idle = [a.bundles for a, _ in self._working() if not a.vmatmuls]
     return max(idle, default=0) / max(self.plan.products)
+
+  def _working(self) -> list[tuple[Arm, int]]:
+    """Arms, with the bundles of those that quantise rows for the parts of one.
+
+    Where a turn's columns are in parts, their loop is within the turn's.
+    """
+    found: list[tuple[Arm, int]] = []
+    for arm in self.arms or ():
+      before = found[-1][0] if found else arm
+      if arm.vmatmuls and self._quantises(before, arm.depth - 1):
+        found[-1] = arm, before.bundles
+      else:
+        found.append((arm, 0))
+    return found
+
+  def _quantises(self, arm: Arm, depth: int) -> bool:
+    in_parts = self.plan.turn and self.plan.parts > 1
+    return bool(in_parts and not arm.vmatmuls and arm.depth == depth)
 
   def nominal(self, rows: int, k: int) -> np.ndarray:
     """A product by what is known without a schedule."""
@@ -107,7 +127,8 @@ class Costs:
     wanted = mxu_cycles(plan, rows, k)
     like = self.like.quantising
     if plan.problem.lhs_quantization and like is not None:
-      return np.array([like.bundles((rows, k, plan.tile_n), wanted), wanted])
+      sums = plan.tile_n * len(_depths(plan, k))
+      return np.array([like.bundles((rows, k, sums), wanted), wanted])
     if plan.problem.kind == "gmm":
       # Few rows have passed the MXU before its next weight tile is there.
       least = max(rows, self.rate.mxu_size * _LEAST_ROWS // 16)
