@@ -39,6 +39,7 @@ _NOT_OF_A_STEP = (
   "dout_scale",
   "bias",
   "existing_out",
+  "fused",
 )
 
 

@@ -102,6 +102,23 @@ def test_what_is_added_to_a_product(capsys, tmp_path):
   assert "bfloat16 + bias + existing" in (tmp_path / "report.html").read_text()
 
 
+def test_two_products_in_one_kernel(capsys, tmp_path):
+  flags = ["--fused", "gated", "--rhs_dtype", "int8", "--out", str(tmp_path)]
+  status, out, err = run(capsys, *OWN, *flags)
+  assert status == 0, err
+  report = json.loads((tmp_path / "report.json").read_text())
+  (product,) = report["products"]
+  assert (product["mode"], product["fused"]) == ("nn", "gated")
+  assert report["copies"] is None
+  flops = 2 * 2 * 512 * 256 * 128
+  assert product["roofline"]["flops"] == flops
+  assert {arm["k_pieces"] for arm in product["arms"]} == {1}
+  assert product["estimates"]["equal"]["seconds"] > 0
+  assert "nn gated bfloat16 x int8 / 256" in out
+  page = (tmp_path / "report.html").read_text()
+  assert "gated bfloat16 x int8 / 256" in page
+
+
 @pytest.mark.parametrize(
   ("flags", "modes", "said"),
   [
@@ -225,6 +242,8 @@ def test_what_the_compiler_refuses_is_one_line(capsys, tmp_path, monkeypatch):
       "`lhs_quantization` with backward=True",
     ),
     (["--bias", "--mode", "tn"], "`bias` is True but mode 'tn' takes none"),
+    (["--fused", "split", "--mode", "nt"], "`fused` is 'split' in mode 'nt'"),
+    (["--fused", "split", "--existing_out"], "`existing_out` is True but `fu"),
     ([*OWN, "--out", "/proc/nowhere"], "/proc/nowhere' cannot be written to"),
   ],
 )

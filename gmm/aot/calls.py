@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gmm import check_pieces, checks, kernels
+from gmm import check_pieces, checks, gated_checks, kernels
 from gmm.aot.operands import Weight, checked_dtype
 from gmm.problem import Problem
 
@@ -17,6 +17,8 @@ MODES = ("nn", "nt", "tn", "tn_t")
 # What may share a scale of lhs, by whether the product is tgmm, and of dout.
 LHS_SCALES = {False: ("tensor", "row"), True: ("tensor", "channel")}
 DOUT_SCALES = ("tensor", "channel")
+# Two products in one kernel.
+FUSED = ("gated", "split")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class Operands:
   dout_scale: str | None = None
   bias: bool = False
   existing_out: bool = False
+  fused: str | None = None
 
   def check(self, mode: str) -> None:
     """Checks what needs no shape.
@@ -44,6 +47,8 @@ class Operands:
       check_pieces.check_bool(name, getattr(self, name))
     if mode not in MODES:
       raise ValueError(f"`mode` is {mode!r}; want one of {', '.join(MODES)}")
+    if self.fused is not None:
+      self._check_fused(mode)
     is_tgmm = mode not in ("nn", "nt")
     _check_choice("lhs_scale", self.lhs_scale, LHS_SCALES[is_tgmm], mode)
     if not is_tgmm:
@@ -52,6 +57,27 @@ class Operands:
     _check_choice("dout_scale", self.dout_scale, DOUT_SCALES, mode)
     for name in ("scale_block", "lhs_quantization", "bias", "existing_out"):
       _check_absent(name, getattr(self, name) or None, mode, "nn or nt")
+
+  def _check_fused(self, mode: str) -> None:
+    """Checks what the kernels of two products can do."""
+    _check_choice("fused", self.fused, FUSED, mode)
+    if mode != "nn":
+      raise ValueError(
+        f"`fused` is {self.fused!r} in mode {mode!r}; want None, or mode nn, "
+        "the forward product"
+      )
+    for name in ("lhs_quantization", "lhs_scale", "existing_out"):
+      value = getattr(self, name)
+      if value:
+        raise ValueError(
+          f"`{name}` is {value!r} but `fused` is {self.fused!r}, whose kernel "
+          "takes none; want one of the two"
+        )
+    if self.scale_axis != "k":
+      raise ValueError(
+        f"`scale_axis` is {self.scale_axis!r} but `fused` is {self.fused!r}, a "
+        "forward product in mode nn; want k"
+      )
 
 
 class Call(NamedTuple):
@@ -106,6 +132,8 @@ def call(
   dtype = checked_dtype("dtype", operands.dtype)
   rhs_dtype = dtype if operands.rhs_dtype is None else operands.rhs_dtype
   weight = Weight.of(rhs_dtype, operands.scale_block, operands.scale_axis)
+  if operands.fused is not None:
+    return _pair(shape, operands, (dtype, weight))
   if mode in ("nn", "nt"):
     found = _gmm(mode, shape, operands, (dtype, weight))
     if operands.existing_out:
@@ -141,6 +169,53 @@ def _gmm(
     "lhs_quantization": operands.lhs_quantization,
   }
   return Call(kernels.gmm_v2, checks.gmm_problem, _given(arrays), options)
+
+
+def _pair(
+  shape: Mapping[str, int], operands: Operands, formats: tuple[Any, Weight]
+) -> Call:
+  """Gate and up, weights of k x n each: side by side, or two arrays."""
+  m, g, k, n = (shape[name] for name in "mgkn")
+  dtype, weight = formats
+  is_gated = operands.fused == "gated"
+  columns = 2 * n if is_gated else n
+  halves = ("rhs",) if is_gated else ("rhs_gate", "rhs_up")
+  arrays = {"lhs": _spec((m, k), dtype)}
+  for half in ("rhs_gate_up",) if is_gated else halves:
+    arrays[half] = weight.rhs(g, k, columns)
+  arrays["group_sizes"] = _spec((g,), jnp.int32)
+  for half in halves:
+    arrays[f"{half}_scale"] = weight.scale(g, k, columns)
+  for half in halves if operands.bias else ():
+    arrays[f"{half}_bias"] = _spec((g, columns), jnp.float32)
+  if is_gated:
+    kernel, check = kernels.gmm_gated_v2, gated_checks.gated_problem
+  else:
+    kernel, check = kernels.split_gmm_v2, _split_problem
+  return Call(kernel, check, _given(arrays), {})
+
+
+def _split_problem(
+  lhs: Any,
+  rhs_gate: Any,
+  rhs_up: Any,
+  group_sizes: Any,
+  *,
+  rhs_gate_scale: Any = None,
+  rhs_up_scale: Any = None,
+  rhs_gate_bias: Any = None,
+  rhs_up_bias: Any = None,
+  **options: Any,
+) -> Problem:
+  """The check of `split_gmm_v2`, by the names of its arguments."""
+  return gated_checks.split_problem(
+    lhs,
+    (rhs_gate, rhs_up),
+    group_sizes,
+    rhs_scale=(rhs_gate_scale, rhs_up_scale),
+    rhs_bias=(rhs_gate_bias, rhs_up_bias),
+    **options,
+  )
 
 
 def _tgmm(

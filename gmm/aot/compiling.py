@@ -19,7 +19,7 @@ class CompileError(RuntimeError):
 class Product(NamedTuple):
   """One product to compile: a function and the specs of its arguments."""
 
-  fn: Callable[..., jax.Array]
+  fn: Callable[..., Any]
   specs: tuple[jax.ShapeDtypeStruct, ...]
 
 
@@ -110,6 +110,7 @@ def product(
   dout_scale: str | None = None,
   bias: bool = False,
   existing_out: bool = False,
+  fused: str | None = None,
   chip: str = "v6e",
   **options: Any,
 ) -> Product:
@@ -139,8 +140,10 @@ def product(
     bias: nn and nt: whether a bias is added, float32 [g, columns].
     existing_out: nn and nt: whether the product is added to what there is, of
       the result's shape and dtype. Donate it, or XLA copies it first.
+    fused: nn: "gated" or "split" for `gmm_gated_v2` or `split_gmm_v2`, of gate
+      and up, weights of [g, k, n] each: gated takes [g, k, 2n], split two.
     chip: the TPU to choose tiles for.
-    **options: of `kernels.gmm_v2` or `kernels.tgmm_v2`.
+    **options: of the kernel: `kernels.gmm_v2` or `kernels.tgmm_v2` for one.
 
   Returns:
     The function and its specs: both operands, group_sizes int32 [g] and, where
@@ -163,6 +166,7 @@ def product(
     dout_scale=dout_scale,
     bias=bias,
     existing_out=existing_out,
+    fused=fused,
   )
   shape = {"m": m, "g": g, "k": k, "n": n}
   names = ("preferred_element_type", "precision")

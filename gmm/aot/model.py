@@ -13,7 +13,7 @@ from gmm import checks, config
 from gmm.aot import calls
 from gmm.aot.calls import MODES as MODES
 from gmm.kernels import chip as chips
-from gmm.kernels import launch
+from gmm.kernels import launch, pairs
 from gmm.kernels import tiling as tiles_lib
 from gmm.kernels.plan import Plan
 from gmm.timing import estimate as estimates
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
   from gmm.aot.scheduling import Schedule
 
 _NAME = re.compile(
-  r"^(t?gmm_v2-\w+)-g_\d+-m_\d+(-k_\d+-n_\d+-tm_\d+-tk_\d+-tn_\d+)"
+  r"^(t?gmm_v2-[\w-]+?)-g_\d+-m_\d+(-k_\d+-n_\d+-tm_\d+-tk_\d+-tn_\d+)"
 )
 
 
@@ -129,7 +129,7 @@ def roofline(
     precision: for float32 operands, as the kernels take it.
     **operands: what they are, as in `product`: `dtype` (bfloat16), `rhs_dtype`,
       `scale_block`, `scale_axis`, `lhs_quantization`, `lhs_scale`,
-      `dout_scale`, `bias` and `existing_out`.
+      `dout_scale`, `bias`, `existing_out` and `fused`.
 
   Raises:
     ValueError: an unknown mode or chip, sizes below 1, group sizes that are
@@ -258,6 +258,7 @@ def _bounds(
   passes = rates_lib.float32_passes(plan.compute_dtype, problem.precision)
   peak = rate.num_cores * rate.flops[plan.compute_dtype.name] / passes
   flops = 2 * int(visits.own_rows.sum()) * problem.k * problem.n
+  flops *= pairs.sides(problem).rhs
   moved = _useful_bytes(problem, visits)
   compute, memory = flops / peak, moved / rate.device_bytes_per_second
   bound = max(compute, memory)
@@ -281,6 +282,7 @@ def _useful_bytes(problem: config.Problem, visits: visits_lib.Visits) -> int:
   is, is read and written where groups have rows.
   """
   rows, weight = int(visits.own_rows.sum()), problem.k * problem.n
+  sides = pairs.sides(problem)
   lhs = rows * problem.k * problem.lhs_dtype.itemsize
   if problem.kind == "tgmm":
     rhs = rows * problem.n * problem.rhs_dtype.itemsize
@@ -289,10 +291,13 @@ def _useful_bytes(problem: config.Problem, visits: visits_lib.Visits) -> int:
   lhs += 4 * min(rows, problem.lhs_scales)
   groups = len(np.unique(visits.group))
   rhs = groups * weight * config.bits(problem.rhs_dtype) // 8
-  if problem.scale_block:
-    _, blocks, lanes = problem.scale_shape
-    rhs += groups * blocks * lanes * problem.scale_dtype.itemsize
   if problem.has_bias:
     rhs += groups * problem.n * 4
+  rhs *= sides.rhs
+  if problem.scale_block:
+    _, blocks, lanes = problem.scale_shape
+    arrays = 1 if problem.pair == "gated" else sides.rhs  # which has one of 2n
+    rhs += arrays * groups * blocks * lanes * problem.scale_dtype.itemsize
   out = 2 * rows if problem.has_existing else problem.m
-  return lhs + rhs + out * problem.n * problem.out_dtype.itemsize
+  out *= sides.out * problem.n * problem.out_dtype.itemsize
+  return sides.lhs * lhs + rhs + out

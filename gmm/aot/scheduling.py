@@ -19,6 +19,8 @@ from gmm.kernels.grid import cdiv
 from gmm.timing import rates
 
 _FORMAT = re.compile("|".join(sorted(rates.VMATMUL_ROWS, key=len)[::-1]))
+# Kernels that multiply one lhs by two weights.
+_TWO_WEIGHTS = re.compile(r"-(?:gated|split)-")
 # Shorter stretches without MXU work count as the step's overhead.
 _LEAST_ARM = 128
 
@@ -147,13 +149,14 @@ def _is_vector(code: bundles.Code, block: bundles.Block) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Shape:
-  """A kernel's tiles, from its metadata."""
+  """A kernel's tiles, from its metadata and its name."""
 
   is_tgmm: bool
   tile_k: int
   tile_n: int
   products: tuple[int, ...]
   parts: int
+  weights: int
 
   @classmethod
   def of(cls, kernel: str, metadata: Mapping[str, str]) -> _Shape:
@@ -166,6 +169,7 @@ class _Shape:
           int(rows) for rows in metadata["dims.product_rows"].split(",")
         ),
         parts=int(metadata["dims.product_parts"]),
+        weights=2 if _TWO_WEIGHTS.search(kernel) else 1,
       )
     except (KeyError, ValueError):
       raise bundles.FormatError(
@@ -235,13 +239,16 @@ def _k_pieces(
   size = chips.resolve(chip).mxu_size
   # All of a kernel's are of one format.
   each = min(rates.VMATMUL_ROWS[format.split(".")[0]] for format in matmuls)
-  ways = [(tile_k if shape.is_tgmm else rows, tile_n)]
+  tiles = shape.weights
+  ways = [(tile_k if shape.is_tgmm else rows, tile_n, tiles)]
   if shape.is_tgmm:
-    ways.append((tile_n, tile_k))  # either operand may be the stationary one
+    ways.append((tile_n, tile_k, 1))  # either operand may be the stationary one
+  elif tiles > 1:
+    ways.append((rows, tiles * tile_n, 1))  # side by side in one tile
   total = sum(matmuls.values())
   pieces = [
-    total / (cdiv(streamed, each) * cdiv(columns, size))
-    for streamed, columns in ways
+    total / (cdiv(streamed, each) * cdiv(columns, size) * count)
+    for streamed, columns, count in ways
   ]
   # One that comes out even is the one; parts of registers may be left out.
   best = min(pieces, key=lambda count: (abs(count - round(count)), count))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gmm.config import bits
-from gmm.kernels import tgmm_scales
+from gmm.kernels import pairs, tgmm_scales
 from gmm.kernels.plan import Plan
 from gmm.timing import rates as rates_lib
 from gmm.timing.rates import NO_CODE, ChipRates, CodeLike
@@ -247,24 +247,29 @@ def _fill_bytes(plan: Plan, visits: Visits) -> int:
   rows = problem.m
   if visits.count:
     rows -= int(visits.start[-1] + visits.rows[-1] - visits.start[0])
-  return rows * line_bytes(problem.n, problem.out_dtype)
+  outs = pairs.sides(problem).out
+  return outs * rows * line_bytes(problem.n, problem.out_dtype)
 
 
 def _pad_bytes(plan: Plan) -> int:
   """Bytes read and written by padding operands, and cutting the result."""
   problem, (pad_m, pad_k, pad_n) = plan.problem, plan.pads
   m, k, n = problem.m, problem.k, problem.n
-  weight = 2 * problem.g * k * n
+  sides = pairs.sides(problem)
+  weight = 2 * problem.g * k * n * sides.rhs
   lhs = 2 * m * k * problem.lhs_dtype.itemsize if pad_m or pad_k else 0
+  lhs *= sides.lhs
   if problem.kind == "tgmm":
     rhs = 2 * m * n if pad_m or pad_n else 0
     out = weight if pad_k or pad_n else 0
   else:
     rhs = weight if pad_k or pad_n else 0
-    arrays = 1 + problem.has_existing
+    arrays = sides.out + problem.has_existing
     out = 2 * m * n * arrays if pad_m or pad_n else 0
   if rhs and problem.scale_block:
-    lhs += 2 * math.prod(problem.scale_shape) * problem.scale_dtype.itemsize
+    arrays = 1 if problem.pair == "gated" else sides.rhs  # which has one of 2n
+    scale = math.prod(problem.scale_shape) * problem.scale_dtype.itemsize
+    lhs += 2 * arrays * scale
   return (
     lhs + rhs * bits(problem.rhs_dtype) // 8 + out * problem.out_dtype.itemsize
   )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gmm.config import PACKED, Problem, bits
-from gmm.kernels import quantizing, row_scales, small_blocks
+from gmm.kernels import pairs, quantizing, row_scales, small_blocks
 from gmm.kernels.grid import LANES, Axis, cdiv, round_up
 from gmm.kernels.plan import Plan, sublanes
 from gmm.timing import rates as rates_lib
@@ -145,7 +145,10 @@ def mxu_cycles(plan: Plan, rows: int, k: int) -> int:
   mnemonic = rates_lib.mnemonic_format(plan.compute_dtype)
   vmatmuls = cdiv(rows, rates_lib.VMATMUL_ROWS[mnemonic])
   vmatmuls *= sum(cdiv(depth, size) for depth in _depths(plan, k))
-  vmatmuls *= cdiv(plan.tile_n, size)
+  if pairs.is_wide(plan.problem):
+    vmatmuls *= cdiv(2 * plan.tile_n, size)
+  else:
+    vmatmuls *= pairs.sides(plan.problem).rhs * cdiv(plan.tile_n, size)
   vmatmuls *= rates_lib.float32_passes(
     plan.compute_dtype, plan.problem.precision
   )
@@ -207,8 +210,12 @@ class GmmTiles:
   def _tile(self, n: int) -> Tile:
     problem, visits = self.plan.problem, self.visits
     k = _sizes(self.plan.k)
+    sides = pairs.sides(problem)
     lhs = np.array([line_bytes(size, problem.lhs_dtype) for size in k])
-    weights = np.array([weight_bytes(problem, size, n) for size in k])
+    lhs *= sides.lhs
+    tiles, columns = (1, 2 * n) if pairs.is_wide(problem) else (sides.rhs, n)
+    weights = np.array([weight_bytes(problem, size, columns) for size in k])
+    weights *= tiles
     fetched = visits.rows[:, None] * lhs
     if problem.lhs_scales:
       fetched += row_scales.rows_in_vmem(self.plan) * LANES * _FLOAT32
@@ -219,7 +226,7 @@ class GmmTiles:
       ahead = fresh[:, None] * weights
     else:
       fetched = fetched + weights
-    out_line = line_bytes(n, problem.out_dtype)
+    out_line = sides.out * line_bytes(n, problem.out_dtype)
     if problem.has_existing:
       fetched[:, -1] += visits.rows * out_line
     sent = np.zeros(fetched.shape, np.int64)

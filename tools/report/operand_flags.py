@@ -60,6 +60,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     action="store_true",
     help="the product is added to what there is: nn and nt",
   )
+  flag(
+    "--fused",
+    choices=calls.FUSED,
+    help="gate and up, weights of k x n each, in one kernel: product nn",
+  )
 
 
 def operands_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -76,6 +81,7 @@ def operands_of(arguments: argparse.Namespace) -> dict[str, Any]:
     "dout_scale": arguments.dout_scale,
     "bias": arguments.bias,
     "existing_out": arguments.existing_out,
+    "fused": arguments.fused,
   }
   return found | _weight(arguments)
 

@@ -34,6 +34,8 @@ class Request:
     dout_scale: those of dout.
     bias: whether a bias is added.
     existing_out: whether the product is added to what there is.
+    fused: "gated" or "split", with the workload's weight once for gate and once
+      for up; or None.
   """
 
   chip: str
@@ -49,6 +51,7 @@ class Request:
   dout_scale: str | None = None
   bias: bool = False
   existing_out: bool = False
+  fused: str | None = None
 
   @property
   def shape(self) -> dict[str, int]:
@@ -72,6 +75,7 @@ class Request:
       "dout_scale": self.dout_scale,
       "bias": self.bias,
       "existing_out": self.existing_out,
+      "fused": self.fused,
     }
 
   @property

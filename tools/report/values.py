@@ -149,7 +149,8 @@ def formats(product: Mapping[str, Any]) -> str:
 
   "bfloat16 x int8 / 128"; "bfloat16 as int8 x int8 / 2816" for an lhs that the
   kernel quantises; "int8 / row x int8 / 2816" for one that comes with scales;
-  "bfloat16 + bias + existing" for what is added.
+  "bfloat16 + bias + existing" for what is added; "gated bfloat16" for two
+  products in one kernel.
   """
   lhs, rhs = str(product.get("dtype", MISSING)), product.get("rhs_dtype")
   if product.get("lhs_quantization"):
@@ -162,6 +163,8 @@ def formats(product: Mapping[str, Any]) -> str:
   if rhs is not None or any(blocks):
     lhs += f"{blocks[0]} x {rhs or product.get('dtype')}{blocks[1]}"
   added = {"bias": product.get("bias"), "existing": product.get("existing_out")}
+  if product.get("fused"):
+    lhs = f"{product['fused']} {lhs}"
   return " + ".join([lhs, *(name for name, is_so in added.items() if is_so)])
 
 
