@@ -212,7 +212,9 @@ class Code:
 
   @functools.cached_property
   def hot_loop(self) -> Block:
-    """The smallest loop that holds all of the MXU's work.
+    """The smallest loop that holds all of the MXU's work: that of the steps.
+
+    It waits for copies, too: a loop within the only product does not.
 
     Raises:
       FormatError: there is no such loop.
@@ -227,7 +229,8 @@ class Code:
         "no loop holds all of the kernel's vmatmuls: its dump's format has "
         "changed, or it is no grouped product"
       )
-    return min(around, key=lambda loop: loop.bundles)
+    waiting = [o for o in around if "dma.done.wait" in self.ops_of(o)]
+    return min(waiting or around, key=lambda loop: loop.bundles)
 
   def depth(self, block: Block) -> int:
     """Loops around a block, within and with the hot one."""

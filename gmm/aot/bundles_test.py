@@ -61,6 +61,15 @@ def test_the_hot_loop_holds_every_vmatmul(code):
   assert (code.hot_loop.start, code.hot_loop.end) == (2, 13)
 
 
+@pytest.mark.parametrize(
+  ("op", "start"), [("dma.done.wait [#allocation3]", 2), ("vpop %v2", 4)]
+)
+def test_the_hot_loop_waits_for_copies(op, start):
+  # All that is multiplied is in the inner loop, which is the product's own.
+  text = TEXT.replace("vmatmul.mubr.bf16.gmra.mxu1 %v2", op)
+  assert bundles.Code(bundles.parse(text)).hot_loop.start == start
+
+
 def test_blocks_and_their_depth(code):
   working = [b for b in code.blocks if code.holds_mxu_work(b)]
   assert [(b.start, b.end, code.depth(b)) for b in working] == [
