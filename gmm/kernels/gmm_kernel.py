@@ -234,13 +234,18 @@ class Body:
     at: Rows,
     k: int,
     fn: Callable[[pl.Slice, jax.Array], None],
+    *,
+    first: int = 0,
   ) -> None:
-    """Calls fn for pieces of columns of some rows' product over k columns."""
+    """Calls fn for pieces of columns of some rows' product over k columns.
+
+    Where they are quantised, it is from row `first` of the scratch on.
+    """
     tile, place = self.tile(step, at), scales.place(self.plan.problem)
     quantised = None
     if self.buf.quantised is not None:
-      some = quantizing.whole(tile, k)
-      quantised = quantizing.quantize(tile, some, at[1], self.buf.quantised)
+      ref = self.buf.quantised.at[pl.ds(first, at[1])]
+      quantised = quantizing.quantize(tile, quantizing.whole(tile, k), ref)
     if place == "n":
       scales.each_of_blocks((tile,), k, lambda n, values: fn(n, *values))
       return
@@ -269,7 +274,9 @@ class Body:
       self.add_blocks(step, at, 0)
       self.from_acc(step, at, 0)
       return
-    self.each_piece(step, at, self.plan.tile_k, self.storing(step, at))
+    for first, rows in quantizing.together(self.plan, at):
+      store = self.storing(step, rows)
+      self.each_piece(step, rows, self.plan.tile_k, store, first=first)
 
   def part_of_k(self, step: Step, k: int, at: Rows) -> None:
     """Adds the product of a k tile to some rows of the accumulator."""

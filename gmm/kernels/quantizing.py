@@ -30,6 +30,7 @@ from gmm import quantization
 from gmm.kernels import launch, scales
 from gmm.kernels.grid import LANES, cdiv, round_up
 from gmm.kernels.plan import PIECE_N, Plan
+from gmm.kernels.products import Rows
 
 # Rows of a register of 32-bit values, and of a packed tile of 8-bit values.
 _SUBLANES = 8
@@ -136,26 +137,39 @@ class Quantised(NamedTuple):
 
   def products(self, n: pl.Slice) -> Iterator[jax.Array]:
     """What it is the sum of: the scaled product of each block."""
-    tile, some, rows = self.tile, self.some, self.by_row[0].shape[0]
+    tile, some = self.tile, self.some
     row = some.rows(n) if scales.place(tile.plan.problem) == "k" else None
     for i, region in enumerate(regions(tile.plan, some.size)):
       columns = some.at(region.columns.start, region.columns.size)
-      lhs = self.ref[pl.ds(0, rows), region.place]
+      lhs = self.ref[:, region.place]
       part = tile.dot(lhs, tile.rhs(columns, n)).astype(np.float32)
       part *= self.by_row[i]
       yield part if row is None else part * row(i)
 
 
-def quantize(
-  tile: scales.Tile, some: scales.Some, rows: int, ref: Any
-) -> Quantised:
+def together(plan: Plan, at: Rows) -> list[tuple[int, Rows]]:
+  """The rows of a product that are quantised together, and where they are put.
+
+  A chunk at a time, since the compiler quantises the next one while it
+  multiplies: of a whole product it would multiply nothing before the last row.
+  """
+  start, rows = at
+  whole = rows % plan.chunk == 0 and plan.parts == 1
+  if not plan.problem.lhs_quantization or not whole:
+    return [(0, at)]
+  return [
+    (i, (pl.multiple_of(start + i, plan.block), plan.chunk))
+    for i in range(0, rows, plan.chunk)
+  ]
+
+
+def quantize(tile: scales.Tile, some: scales.Some, ref: Any) -> Quantised:
   """Quantises rows of lhs.
 
   Args:
     tile: one step's operands.
     some: which blocks.
-    rows: of the product.
-    ref: the scratch.
+    ref: the scratch of so many rows.
   """
   dtype = tile.plan.problem.lhs_quantization
   found = []
@@ -168,7 +182,7 @@ def quantize(
       columns = pl.ds(region.columns.start + start, count)
       x = _masked(tile, some, region, columns)
       place = pl.ds(region.place.start + start, count)
-      ref[pl.ds(0, rows), place] = quantization.rounded(
+      ref[:, place] = quantization.rounded(
         x.astype(np.float32) * inverse, dtype
       )
     found.append(scale)
@@ -243,7 +257,7 @@ def _add(
     ref: the scratch.
   """
   acc, is_first = total
-  quantised = quantize(tile, some, acc.shape[0], ref)
+  quantised = quantize(tile, some, ref.at[pl.ds(0, acc.shape[0])])
 
   def part(start: Any, size: int) -> None:
     for n in launch.pieces(size, PIECE_N, start):
