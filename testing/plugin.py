@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -26,6 +27,15 @@ _THREADS = "8"
 # The oracle multiplies small matrices, for which NumPy's threads only wait.
 _NUMPY_THREADS = "1"
 
+# XLA's options of `--fast-compile`; testing/compiling.py has them for one jit.
+_FAST_COMPILE = (
+  "--xla_backend_optimization_level=0",
+  "--xla_cpu_parallel_codegen_split_count=1",
+  "--xla_llvm_disable_expensive_passes=true",
+)
+# One that a later XLA does not know: it ends a process that has it.
+_FAST_COMPILE_OF_0_10 = "--xla_cpu_use_fusion_emitters=false"
+
 _CHIP = pytest.StashKey[str]()
 # What reports say of a test, and the XML file with them: of those that run on
 # the session's backend, and of those that this has to refuse.
@@ -33,8 +43,14 @@ _RAN_ON, _REFUSED = "backend", "refused"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-  """Adds `--backend`."""
-  parser.getgroup("gmm").addoption(
+  """Adds `--backend` and `--fast-compile`."""
+  group = parser.getgroup("gmm")
+  group.addoption(
+    "--fast-compile",
+    action="store_true",
+    help="compile every program for the CPU quickly, however slow it then is",
+  )
+  group.addoption(
     "--backend",
     choices=BACKENDS,
     default="interpret",
@@ -49,6 +65,11 @@ def pytest_configure(config: pytest.Config) -> None:
   os.environ.setdefault("OPENBLAS_NUM_THREADS", _NUMPY_THREADS)
   if config.getoption("backend") != "pallas":
     os.environ["JAX_PLATFORMS"] = "cpu"
+    if config.getoption("fast_compile"):
+      flags = [os.environ.get("XLA_FLAGS", ""), *_FAST_COMPILE]
+      if metadata.version("jaxlib").startswith("0.10."):
+        flags.append(_FAST_COMPILE_OF_0_10)
+      os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     return
   if config.getoption("numprocesses", None):
     raise pytest.UsageError(

@@ -233,6 +233,20 @@ def test_it(backend):
   assert status == 0, output
 
 
+def test_fast_compile_keeps_the_callers_flags(run):
+  source = """
+import os
+
+def test_it():
+  flags = os.environ["XLA_FLAGS"].split()
+  assert flags[0] == "--xla_cpu_enable_fast_math=false"
+  assert "--xla_backend_optimization_level=0" in flags
+"""
+  own = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}
+  status, output = run(source, "--fast-compile", **own)
+  assert status == 0, output
+
+
 # A machine may have a TPU; a jax that is told to use the CPU has none.
 @pytest.fixture(name="no_tpu")
 def _no_tpu():
