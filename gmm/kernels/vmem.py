@@ -141,6 +141,8 @@ def _usual_spills(plan: Plan) -> int:
     pieces = len(plan.products) if problem.transpose_rhs else 1
     piece = plan.tile_k * min(plan.tile_n, PIECE_N)
     return pieces * piece * 4 + kept // 2
+  if problem.lhs_quantization and plan.parts == 1:
+    return kept // 4  # a chunk at a time
   if problem.lhs_dtype != plan.compute_dtype:
     return kept if problem.lhs_dtype.itemsize > 1 else kept // 2
   if plan.compute_dtype != np.dtype(jnp.bfloat16):
