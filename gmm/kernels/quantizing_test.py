@@ -1,16 +1,19 @@
-"""Blocks of rows that are quantised on the way: what the plan says of them."""
+"""Rows that are quantised on the way: their plan, and chunks of them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from gmm import checks
+from gmm import checks, kernels
 from gmm.aot.scheduling import Arm, Schedule
 from gmm.kernels import chip as chips
 from gmm.kernels import launch, quantizing, small_blocks, tiling
 from gmm.timing import rates, steps
+from testing import compiling, races
 
 
 def plan_for(k, block, tiles, *, scale_dtype="float32", n=512):
@@ -112,3 +115,36 @@ def test_what_a_schedule_of_turns_takes():
   assert bundles == 4 * (500 + 2 * 700) + 150 + 2 * 200
   assert cycles == 4 * 2 * 272 + 2 * 272
   assert costs.finish() == 136 / 272
+
+
+def test_rows_are_quantised_a_chunk_at_a_time():
+  # Integers' sums are exact, so that a row's bits do not depend on its product.
+  m, g, k, n = 1300, 3, 72, 40
+  rng = np.random.default_rng(0)
+  sizes = np.array([600, 0, 530], np.int32)
+  lhs = rng.standard_normal((m, k)) * 10.0 ** rng.uniform(-6, 6, (m, 1))
+  lhs[sizes.sum() :] = np.nan
+  rhs = rng.integers(-127, 128, (g, k, n)).astype(np.int8)
+  scale = rng.uniform(1, 2, (g, 1, n)).astype(np.float32)
+
+  def call(tile_m):
+    kernel = functools.partial(
+      kernels.gmm_v2,
+      lhs_quantization="int8",
+      preferred_element_type=jnp.float32,
+      tiling=(tile_m, k, n),
+      chip="v6e",
+      interpret=races.interpret_params(),
+    )
+    program = jax.jit(kernel, compiler_options=compiling.fast_options())
+    with races.checked():
+      out = program(lhs.astype(jnp.bfloat16), rhs, sizes, rhs_scale=scale)
+      return np.asarray(out)
+
+  plan = plan_for(2048, 2048, (512, 2048, 512))
+  assert plan.whole[0] == 512
+  assert [i for i, _ in quantizing.together(plan, (0, 512))] == [0, 256]
+  want = call(128)
+  assert np.all(np.isfinite(want))
+  assert np.all(want[: sizes[0]].any(axis=1))
+  np.testing.assert_array_equal(call(512), want)
