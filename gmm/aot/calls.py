@@ -55,7 +55,7 @@ class Operands:
       _check_absent("dout_scale", self.dout_scale, mode, "tn or tn_t")
       return
     _check_choice("dout_scale", self.dout_scale, DOUT_SCALES, mode)
-    for name in ("scale_block", "lhs_quantization", "bias", "existing_out"):
+    for name in ("lhs_quantization", "bias", "existing_out", "scale_block"):
       _check_absent(name, getattr(self, name) or None, mode, "nn or nt")
 
   def _check_fused(self, mode: str) -> None:
