@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from testing import chip_at_hand
+from testing import chip_at_hand, xla_options
 
 BACKENDS = ("interpret", "xla", "pallas")
 
@@ -26,15 +26,6 @@ BACKENDS = ("interpret", "xla", "pallas")
 _THREADS = "8"
 # The oracle multiplies small matrices, for which NumPy's threads only wait.
 _NUMPY_THREADS = "1"
-
-# XLA's options of `--fast-compile`; testing/compiling.py has them for one jit.
-_FAST_COMPILE = (
-  "--xla_backend_optimization_level=0",
-  "--xla_cpu_parallel_codegen_split_count=1",
-  "--xla_llvm_disable_expensive_passes=true",
-)
-# One that a later XLA does not know: it ends a process that has it.
-_FAST_COMPILE_OF_0_10 = "--xla_cpu_use_fusion_emitters=false"
 
 _CHIP = pytest.StashKey[str]()
 # What reports say of a test, and the XML file with them: of those that run on
@@ -66,9 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
   if config.getoption("backend") != "pallas":
     os.environ["JAX_PLATFORMS"] = "cpu"
     if config.getoption("fast_compile"):
-      flags = [os.environ.get("XLA_FLAGS", ""), *_FAST_COMPILE]
-      if metadata.version("jaxlib").startswith("0.10."):
-        flags.append(_FAST_COMPILE_OF_0_10)
+      own = os.environ.get("XLA_FLAGS", "")
+      flags = [own, *xla_options.fast_flags(metadata.version("jaxlib"))]
       os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     return
   if config.getoption("numprocesses", None):
