@@ -9,9 +9,9 @@ to the others.
 Blocks need be no multiple of a register's 128 lanes. Each has a place of its
 own in the scratch, which is zero around it.
 
-Many blocks are worked off by a loop, some at a time (small_blocks.py says how
-many): quantised, multiplied for all columns, and added to an accumulator in
-VMEM. The blocks' order is the same.
+Many blocks are worked off by a loop, some at a time (`Plan.turn`): quantised,
+multiplied for all columns, and added to an accumulator in VMEM. The blocks'
+order is the same.
 """
 
 from __future__ import annotations

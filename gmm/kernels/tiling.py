@@ -159,9 +159,8 @@ def _with_run(plan: Plan, run: int) -> Plan:
   # Wider values than of 16 bits are multiplied in parts of 16.
   row_bytes = plan.tile_k * min(plan.compute_dtype.itemsize, 2)
   is_long = plan.problem.kind == "gmm" and row_bytes > LONG_ROW_BYTES
-  if plan.problem.lhs_quantization:
-    # In one part with its product, some of the quantising is done beside it.
-    is_long = False
+  # In one part with its product, some of the quantising is done beside it.
+  is_long = is_long and not plan.problem.lhs_quantization
   least = cdiv(bundles, MOST_CYCLES_OF_LONG_ROWS if is_long else MOST_CYCLES)
   if plan.turn:
     least = cdiv(bundles, MOST_BUNDLES_OF_TURN)
